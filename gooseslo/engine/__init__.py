@@ -1,0 +1,1 @@
+"""A run: launch, build, train, evaluate, checkpoint, generate."""

@@ -1,0 +1,1 @@
+"""Step folders: manifest, save, load, merge."""

@@ -1,0 +1,1 @@
+"""Fused kernels, one file each; none yet. Knows nothing of ranks."""

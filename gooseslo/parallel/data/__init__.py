@@ -1,0 +1,1 @@
+"""Data parallelism: the flat gradient buffer."""

@@ -1,0 +1,1 @@
+"""Stages, partition and schedules over torch.distributed.pipelining."""

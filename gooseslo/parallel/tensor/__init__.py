@@ -1,0 +1,1 @@
+"""Tensor parallelism on plain local tensors with explicit autograd collectives."""

@@ -1,0 +1,71 @@
+"""Where a rank's piece of a parameter lies in the full tensor: boxes, and the named layouts that cut them.
+
+A `Placement` is what splitting, random initialisation, checkpoints and merging share, so that each of them is one
+loop over boxes. A fused weight (GPT-2's query, key and value side by side) is several boxes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Box = tuple[tuple[int, int], ...]
+"""(start, stop) of every dim of the full tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The boxes of a full tensor that one rank holds, concatenated along `dim` in this order.
+
+    `dim` is None where the rank holds the whole tensor (replicated over the tp axis); then there is one box.
+    """
+
+    full_shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    dim: int | None = None
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the local tensor."""
+        shape = [stop - start for start, stop in self.boxes[0]]
+        if self.dim is not None:
+            shape[self.dim] = sum(box[self.dim][1] - box[self.dim][0] for box in self.boxes)
+        return tuple(shape)
+
+    def local_boxes(self) -> tuple[Box, ...]:
+        """For each box, where it lies in the local tensor."""
+        result: list[Box] = []
+        offset = 0
+        for box in self.boxes:
+            local = [(0, stop - start) for start, stop in box]
+            if self.dim is not None:
+                length = box[self.dim][1] - box[self.dim][0]
+                local[self.dim] = (offset, offset + length)
+                offset += length
+            result.append(tuple(local))
+        return tuple(result)
+
+    def take(self, full: torch.Tensor) -> torch.Tensor:
+        """The local piece of `full` (a new contiguous tensor)."""
+        import torch
+
+        pieces = [full[slices(box)] for box in self.boxes]
+        return pieces[0].clone() if len(pieces) == 1 else torch.cat(pieces, dim=self.dim or 0)
+
+    def put(self, local: torch.Tensor, full: torch.Tensor) -> None:
+        """Write the local piece into its boxes of `full`; the inverse of `take`."""
+        for box, local_box in zip(self.boxes, self.local_boxes(), strict=True):
+            full[slices(box)] = local[slices(local_box)]
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """A box as an index."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def whole(shape: tuple[int, ...]) -> Placement:
+    """The placement of a tensor that every tp rank holds whole."""
+    return Placement(full_shape=shape, boxes=(tuple((0, size) for size in shape),))

@@ -1,0 +1,253 @@
+"""The typed configuration: one frozen dataclass per Hydra group, and one job per verb. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    name: str | None = None
+    """Name of the run folder; null: the model's name and the time."""
+    dir: str | None = None
+    """The run folder; null: runs/<name>."""
+    seed: int = 0
+    """Seed of initial weights, data order and dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    name: str | None = None
+    """What the option is called; part of the default run name."""
+    architecture: str = "gpt2"
+    """The Hugging Face `model_type`; a policy of that name must exist."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Fields of the architecture's Hugging Face config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    tp: int = 1
+    """Tensor-parallel size; divides the attention heads."""
+    pp: int = 1
+    """Pipeline-parallel size; at most the number of layers."""
+    dp: int | None = None
+    """Data-parallel size; null: workers / (tp x pp)."""
+    schedule: str = "auto"
+    """auto, gpipe or 1f1b; auto is 1f1b."""
+    partition: Any = "parameters"
+    """uniform, parameters, or a list with the number of layers of each stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    steps: int = 100
+    """Horizon of the run and of its LR schedule, in optimizer steps."""
+    stop_after: int | None = None
+    """Save and end after this step; the horizon stays."""
+    global_batch_size: int = 8
+    """Samples per optimizer step, over all ranks."""
+    micro_batch_size: int = 2
+    """Samples per forward pass of one rank."""
+    sequence_length: int = 256
+    """Tokens per sample."""
+    precision: str = "auto"
+    """auto, fp32, or fp64 (for proofs); auto is fp32."""
+    clip_grad_norm: float = 1.0
+    """Largest global gradient norm; 0: off."""
+    eval_every: int = 50
+    """Optimizer steps between evaluations; 0: only at the end."""
+    eval_batches: int = 8
+    """Global batches per evaluation; 0: no evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    name: str = "adamw"
+    lr: float = 3e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.1
+    """Not applied to norms and biases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(OptimizerConfig):
+    name: str = "adamw"
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGDConfig(OptimizerConfig):
+    name: str = "sgd"
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRScheduleConfig:
+    name: str = "cosine"
+    warmup_steps: int = 10
+    """Steps of linear warm-up from zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantScheduleConfig(LRScheduleConfig):
+    name: str = "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineScheduleConfig(LRScheduleConfig):
+    name: str = "cosine"
+    min_ratio: float = 0.1
+    """Last learning rate as a fraction of the peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroConfig:
+    stage: int = 0
+    """0: every data-parallel rank holds the whole optimizer state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionConfig:
+    """Fused kernels: none yet, so the group has the one option `off` and no key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    name: str = "stdlib"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StdlibDataConfig(DataConfig):
+    """The source text of the running interpreter's standard library."""
+
+    name: str = "stdlib"
+    tokenizer: str | None = None
+    """Name or folder of a tokenizer; null: a byte-level BPE trained on the train split."""
+    vocab_size: int | None = None
+    """Size of the built-in tokenizer; null: min(8192, the model's table)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataConfig(DataConfig):
+    """Text files: .txt (a file is a document) and .jsonl (a line is a document)."""
+
+    name: str = "text"
+    tokenizer: str | None = None
+    """Name or folder of a tokenizer; null: a byte-level BPE trained on the train files."""
+    vocab_size: int | None = None
+    """Size of the built-in tokenizer; null: min(8192, the model's table)."""
+    text_key: str = "text"
+    """Key of the text in a .jsonl record."""
+    train: Any = None
+    """A path, or a list of paths or of {path, start, end}."""
+    valid: Any = None
+    test: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticDataConfig(DataConfig):
+    """Uniform random tokens, for timing and tests."""
+
+    name: str = "synthetic"
+    vocab_size: int | None = None
+    """Largest token id plus one; null: the model's table."""
+    samples: int = 4096
+    """Samples per epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    every: int = 100
+    """Optimizer steps between saves; 0: only at the end."""
+    keep: int = 3
+    """Newest step folders kept; 0: all."""
+    keep_every: int = 0
+    """Step folders that are multiples of this are always kept; 0: none."""
+    final: bool = True
+    """Save at the end of the run."""
+    resume: str = "auto"
+    """auto, never, or a step folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherConfig:
+    name: str = "local"
+    workers: int | None = None
+    """Processes on this machine; null: CUDA devices, or tp x pp x (dp or 1) on CPU."""
+    timeout_seconds: int = 600
+    """A collective that waits longer fails."""
+    shutdown_seconds: int = 60
+    """Time that workers have to end after a signal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    progress: bool = True
+    """Live display on a terminal, plain lines elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """Everything `gooseslo train` needs; built once, in the parent."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
+    lr_schedule: LRScheduleConfig = field(default_factory=CosineScheduleConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    data: DataConfig = field(default_factory=StdlibDataConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    device: str = "auto"
+    """auto, cuda or cpu."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeModelConfig:
+    step: str = "latest"
+    """Of a run folder: latest, or a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeJob:
+    """`gooseslo merge-checkpoint`: a run or step folder to one Hub-style folder."""
+
+    input: str | None = None
+    output: str | None = None
+    model: MergeModelConfig = field(default_factory=MergeModelConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateModelConfig:
+    path: str | None = None
+    """A merged, Hub-style folder."""
+    init: str = "pretrained"
+    """pretrained, or random: the architecture of the folder with fresh weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateJob:
+    """`gooseslo generate`: text on the terminal from a merged folder, in one process."""
+
+    model: GenerateModelConfig = field(default_factory=GenerateModelConfig)
+    prompt: str | None = None
+    """The text to continue; null: standard input."""
+    max_new_tokens: int = 64
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 50
+    num_beams: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorJob:
+    """`gooseslo doctor`: what works on this machine."""
