@@ -69,3 +69,25 @@ def slices(box: Box) -> tuple[slice, ...]:
 def whole(shape: tuple[int, ...]) -> Placement:
     """The placement of a tensor that every tp rank holds whole."""
     return Placement(full_shape=shape, boxes=(tuple((0, size) for size in shape),))
+
+
+def split_evenly(size: int, tp: int, rank: int, *, blocks: int = 1) -> tuple[tuple[int, int], ...]:
+    """The rank's (start, stop) ranges of a dim made of `blocks` equal projections; each is cut in `tp` equal parts.
+
+    GPT-2's fused projection is all of q, then all of k, then all of v (`blocks=3`): a rank needs its heads from each.
+    """
+    assert size % (blocks * tp) == 0, f"a dim of {size} has no {blocks} blocks of {tp} equal parts"
+    block, part = size // blocks, size // (blocks * tp)
+    return tuple((index * block + rank * part, index * block + (rank + 1) * part) for index in range(blocks))
+
+
+def split_vocabulary(size: int, tp: int, rank: int) -> tuple[tuple[int, int], ...]:
+    """The rank's range of the vocabulary; any size, so that the parts differ by at most one row."""
+    return ((rank * size // tp, (rank + 1) * size // tp),)
+
+
+def split_placement(full_shape: tuple[int, ...], dim: int, ranges: tuple[tuple[int, int], ...]) -> Placement:
+    """The placement of a tensor cut along `dim` into `ranges`."""
+    whole_box = [(0, size) for size in full_shape]
+    boxes = tuple(tuple([*whole_box[:dim], bounds, *whole_box[dim + 1 :]]) for bounds in ranges)
+    return Placement(full_shape=full_shape, boxes=boxes, dim=dim)

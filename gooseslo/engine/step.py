@@ -1,0 +1,103 @@
+"""One optimizer step: micro-batches through the schedule, ties, data-parallel sum, norm, clip, update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gooseslo.engine.clip import clip_gradients, global_norm
+from gooseslo.engine.model import LocalModel
+from gooseslo.parallel.collectives import all_reduce_
+from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.pipeline.schedule import Runner
+from gooseslo.parallel.random import RandomStreams
+from gooseslo.parallel.tensor.loss import IGNORED, cross_entropy_sum
+
+
+class StepLoss:
+    """A micro-batch's share of the mean over the whole step's predicted tokens; the runner's loss function."""
+
+    def __init__(self, *, vocabulary_start: int, context: ParallelContext):
+        self.vocabulary_start = vocabulary_start
+        self.group = context.tp_group
+        self.num_tokens = 1
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy_sum(logits, labels, start=self.vocabulary_start, group=self.group) / self.num_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step reports; plain numbers, equal on all ranks."""
+
+    loss: float
+    """Mean over the step's predicted tokens, before the update."""
+    grad_norm: float
+    """Of the whole model, before clipping."""
+    num_tokens: int
+    """Predicted tokens of the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainStep:
+    """Everything one step needs; every method is collective over all ranks."""
+
+    model: LocalModel
+    runner: Runner
+    loss: StepLoss
+    buffer: GradientBuffer
+    context: ParallelContext
+    streams: RandomStreams
+    device: torch.device
+    clip_grad_norm: float
+
+    def __call__(self, input_ids: Tensor, labels: Tensor, *, step: int, update: Callable[[], None]) -> StepResult:
+        """Train on this data-parallel rank's [samples, S] batch; `update` runs on clipped gradients."""
+        loss, num_tokens = self.gradients(input_ids, labels, step=step)
+        norm = self.norm()
+        clip_gradients(self.buffer.flats, norm, self.clip_grad_norm)
+        update()
+        return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens)
+
+    def gradients(self, input_ids: Tensor, labels: Tensor, *, step: int) -> tuple[float, int]:
+        """Loss and predicted tokens of the step; the gradients of the whole batch stand in `.grad`."""
+        self.streams.step = step
+        self.model.module.train()
+        num_tokens = self._count(labels)
+        # A step without any predicted token has a loss of 0, not 0/0.
+        self.loss.num_tokens = max(1, num_tokens)
+        self.buffer.zero()
+        losses = self.runner.train(input_ids.to(self.device), labels.to(self.device))
+        self.model.tied_ends.sum_gradients()
+        self.buffer.reduce()
+        return self._total(losses), num_tokens
+
+    def evaluate(self, input_ids: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Summed loss and predicted tokens of one global batch, without dropout."""
+        self.model.module.eval()
+        self.loss.num_tokens = 1
+        losses = self.runner.evaluate(input_ids.to(self.device), labels.to(self.device))
+        return self._total(losses), self._count(labels)
+
+    def norm(self) -> Tensor:
+        """The gradient norm of the whole model."""
+        parameters = self.model.parameters()
+        counted = [parameters[name] for name in parameters if name in self.model.counted]
+        return global_norm(counted, self.context.model_group, self.device)
+
+    def _count(self, labels: Tensor) -> int:
+        """Predicted tokens over all data-parallel ranks."""
+        count = (labels != IGNORED).sum().to(self.device)
+        return int(all_reduce_(count, self.context.dp_group).item())
+
+    def _total(self, losses: list[Tensor]) -> float:
+        """Sum over micro-batches and data-parallel ranks, known on the last stage, told to all."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for loss in losses:
+            total += loss
+        all_reduce_(total, self.context.dp_group)
+        return all_reduce_(total, self.context.pp_group).item()

@@ -1,0 +1,146 @@
+"""The tp x pp x dp layout of ranks and its process groups, with the `mpu` protocol that DeepSpeed and Megatron know.
+
+Rank order: tp varies fastest, then dp, then pp, so that tensor-parallel ranks are neighbours on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch.distributed as dist
+
+from gooseslo.errors import TopologyError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinates:
+    """A rank's place on each mesh axis."""
+
+    tp: int
+    pp: int
+    dp: int
+
+    def __str__(self) -> str:
+        return f"tp={self.tp} pp={self.pp} dp={self.dp}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The sizes of the mesh axes; arithmetic only, no process needed."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in ("tp", "pp", "dp"):
+            if getattr(self, axis) < 1:
+                raise TopologyError(f"parallel.{axis}={getattr(self, axis)}: must be at least 1")
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where global rank `rank` sits."""
+        return Coordinates(tp=rank % self.tp, dp=rank // self.tp % self.dp, pp=rank // (self.tp * self.dp) % self.pp)
+
+    def rank(self, *, tp: int, pp: int, dp: int) -> int:
+        """The global rank at the given coordinates; the inverse of `coordinates`."""
+        return (pp * self.dp + dp) * self.tp + tp
+
+
+class ParallelContext:
+    """One rank's groups: tensor, pipeline, data, model (tensor x pipeline), and the pair of pipeline ends.
+
+    Collective to construct on every rank of the default process group. Without torch.distributed (a world of one)
+    every group is None, which the collectives of this package read as "alone".
+    """
+
+    def __init__(self, topology: Topology, rank: int = 0):
+        self.topology = topology
+        self.rank = rank
+        self.at = topology.coordinates(rank)
+        sizes: dict[str, Sequence[int]] = {axis: range(getattr(topology, axis)) for axis in ("tp", "pp", "dp")}
+        self.tp_group, self.tp_ranks = self._group_over(("tp",), sizes)
+        self.dp_group, self.dp_ranks = self._group_over(("dp",), sizes)
+        self.pp_group, self.pp_ranks = self._group_over(("pp",), sizes)
+        self.model_group, self.model_ranks = self._group_over(("tp", "pp"), sizes)
+        self.ends_group, self.ends_ranks = self._group_over(("pp",), {**sizes, "pp": sorted({0, topology.pp - 1})})
+
+    def _group_over(
+        self, axes: tuple[str, ...], sizes: dict[str, Sequence[int]]
+    ) -> tuple[dist.ProcessGroup | None, list[int]]:
+        """The group of ranks that differ from this one along `axes` only; every rank makes all groups, in order."""
+        others = [axis for axis in ("pp", "dp", "tp") if axis not in axes]
+        mine: tuple[dist.ProcessGroup | None, list[int]] = (None, [self.rank])
+        for fixed in product(*(range(getattr(self.topology, axis)) for axis in others)):
+            along = product(*(sizes[axis] for axis in ("pp", "dp", "tp") if axis in axes))
+            keys = [axis for axis in ("pp", "dp", "tp") if axis in axes]
+            ranks = [self.topology.rank(**dict(zip(others, fixed)), **dict(zip(keys, place))) for place in along]
+            if len(ranks) == 1:
+                continue
+            group = dist.new_group(ranks)
+            if self.rank in ranks:
+                mine = (group, ranks)
+        return mine
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.at.pp == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.at.pp == self.topology.pp - 1
+
+    def close(self) -> None:
+        """Free the groups; collective on every rank."""
+        for group in (self.tp_group, self.dp_group, self.pp_group, self.model_group, self.ends_group):
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    # The mpu protocol (Megatron's names; DeepSpeed's `mpu=` argument takes this object).
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        return self.at.tp
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        return self.topology.tp
+
+    def get_tensor_model_parallel_group(self) -> dist.ProcessGroup | None:
+        return self.tp_group
+
+    get_tensor_parallel_rank = get_tensor_model_parallel_rank
+    get_tensor_parallel_world_size = get_tensor_model_parallel_world_size
+    get_tensor_parallel_group = get_tensor_model_parallel_group
+
+    def get_pipeline_parallel_rank(self) -> int:
+        return self.at.pp
+
+    def get_pipeline_parallel_world_size(self) -> int:
+        return self.topology.pp
+
+    def get_pipeline_parallel_group(self) -> dist.ProcessGroup | None:
+        return self.pp_group
+
+    def get_data_parallel_rank(self) -> int:
+        return self.at.dp
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.topology.dp
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup | None:
+        return self.dp_group
+
+    def get_model_parallel_rank(self) -> int:
+        """Rank within tensor x pipeline."""
+        return self.at.pp * self.topology.tp + self.at.tp
+
+    def get_model_parallel_world_size(self) -> int:
+        return self.topology.tp * self.topology.pp
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup | None:
+        """Tensor x pipeline: over this group DeepSpeed sums its gradient norm."""
+        return self.model_group

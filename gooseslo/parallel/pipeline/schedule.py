@@ -1,0 +1,127 @@
+"""Running a step's micro-batches: torch's pipeline schedules, or a plain loop where there is one stage.
+
+The loss is divided by the step's tokens before the backward pass and `scale_grads` is off: torch's own scaling would
+divide a weight that two stages share twice. Stage metadata is static, so no extra forward pass infers it. Both runners
+keep the random streams at the micro-batch being computed, also in the backward pass, where activations may be
+recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.random import RandomStreams
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits of a micro-batch, its labels) -> its share of the step's loss, a scalar."""
+
+SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Runner(Protocol):
+    """Runs one batch of this data-parallel rank, micro-batch by micro-batch."""
+
+    def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+        """Forward and backward, gradients added to `.grad`; the micro-batches' losses on the last stage, else []."""
+
+    def evaluate(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+        """Forward alone; the micro-batches' losses on the last stage, else []."""
+
+
+class SequentialRunner:
+    """One stage: forward and backward of each micro-batch in turn."""
+
+    def __init__(
+        self, module: nn.Module, loss: LossFunction, streams: RandomStreams, *, first_micro_batch: int, num_micro: int
+    ):
+        self.module, self.loss, self.streams = module, loss, streams
+        self.first_micro_batch, self.num_micro = first_micro_batch, num_micro
+
+    def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+        losses = []
+        for index, (ids, targets) in enumerate(zip(input_ids.chunk(self.num_micro), labels.chunk(self.num_micro))):
+            self.streams.micro_batch = self.first_micro_batch + index
+            loss = self.loss(self.module(ids), targets)
+            loss.backward()
+            losses.append(loss.detach())
+        return losses
+
+    @torch.no_grad()
+    def evaluate(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+        micro_batches = zip(input_ids.chunk(self.num_micro), labels.chunk(self.num_micro))
+        return [self.loss(self.module(ids), targets) for ids, targets in micro_batches]
+
+
+class StreamedStage(PipelineStage):
+    """torch's stage, keeping the random streams at the micro-batch whose forward or backward runs."""
+
+    def __init__(self, *args: Any, streams: RandomStreams, first_micro_batch: int, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.streams, self.first_micro_batch = streams, first_micro_batch
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.streams.micro_batch = self.first_micro_batch + fwd_chunk_id
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if not self.has_backward and self.is_last:
+            # Without a backward pass torch would keep every micro-batch's logits until the next step.
+            self.fwd_cache[fwd_chunk_id] = ((), [])
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.streams.micro_batch = self.first_micro_batch + bwd_chunk_id
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+class PipelineRunner:
+    """One stage of several, under one of torch's schedules; collective over the pp group."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: LossFunction,
+        streams: RandomStreams,
+        *,
+        first_micro_batch: int,
+        num_micro: int,
+        schedule: str,
+        context: ParallelContext,
+        example: tuple[Tensor, Tensor],
+        device: torch.device,
+    ):
+        """`example`: this stage's input and output of one micro-batch, on the meta device."""
+        stage = StreamedStage(
+            module,
+            context.at.pp,
+            context.topology.pp,
+            device,
+            input_args=example[0],
+            output_args=example[1],
+            group=context.pp_group,
+            streams=streams,
+            first_micro_batch=first_micro_batch,
+        )
+        self.is_first, self.is_last = context.is_first_stage, context.is_last_stage
+        self.schedule = SCHEDULES[schedule](stage, num_micro, loss_fn=loss, scale_grads=False)
+
+    def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+        losses: list[Tensor] = []
+        self.schedule.step(*self._inputs(input_ids), **self._targets(labels, losses), return_outputs=False)
+        return [loss.detach() for loss in losses]
+
+    @torch.no_grad()
+    def evaluate(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+        losses: list[Tensor] = []
+        self.schedule.eval(*self._inputs(input_ids), **self._targets(labels, losses), return_outputs=False)
+        return losses
+
+    def _inputs(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        return (input_ids,) if self.is_first else ()
+
+    def _targets(self, labels: Tensor, losses: list[Tensor]) -> dict[str, Any]:
+        return {"target": labels, "losses": losses} if self.is_last else {}

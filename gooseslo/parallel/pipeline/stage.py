@@ -1,0 +1,50 @@
+"""One pipeline stage of a stock model: foreign parts dropped, the model's own forward kept.
+
+Hidden states come in as `inputs_embeds`, so the base model still makes its masks and positions; stand-ins replace
+what belongs to other stages. Blocks keep their index, so every parameter keeps its Hugging Face name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gooseslo.policies.policy import Policy
+
+
+class Zero(nn.Module):
+    """Stands in for an embedding whose result is added: a zero without dims, which broadcasts and never promotes."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.zeros((), device=ids.device)
+
+
+STAND_INS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "zero": Zero}
+
+
+def cut_stage(model: nn.Module, policy: Policy, layers: range, *, is_first: bool, is_last: bool) -> None:
+    """Drop from `model` (on the meta device) all that this stage does not hold."""
+    blocks = model.get_submodule(policy.layers)
+    for index in [int(key) for key in blocks._modules]:
+        if index not in layers:
+            del blocks._modules[str(index)]
+    foreign = [*(() if is_first else policy.first), *(() if is_last else policy.last)]
+    for name in foreign:
+        model.set_submodule(name, STAND_INS[policy.stand_ins.get(name, "identity")]())
+
+
+class StageModule(nn.Module):
+    """What the schedule calls: token ids [B, S] or hidden states [B, S, D] in; hidden states or logits out."""
+
+    def __init__(self, model: Any, *, is_first: bool, is_last: bool):
+        super().__init__()
+        self.model = model
+        self.is_first, self.is_last = is_first, is_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = {"input_ids" if self.is_first else "inputs_embeds": x, "use_cache": False}
+        if self.is_last:
+            return self.model(**inputs).logits
+        return self.model.base_model(**inputs).last_hidden_state

@@ -1,0 +1,76 @@
+"""The split layers that take a stock layer's place: column, row, vocab-parallel embedding and head.
+
+Parameters keep their names (`weight`, `bias`) and the stock layer's orientation: `nn.Linear` stores [out, in],
+GPT-2's `Conv1D` [in, out] (`transposed`). All forwards and backwards are collective over the tp group.
+
+Shape suffixes: B batch, S sequence, D hidden, O local output features, I local input features, V local vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gooseslo.parallel.collectives import Group, copy_to_group, sum_over_group
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
+    """A linear map with the weight in either orientation."""
+    if not transposed:
+        return F.linear(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    out = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+    return out.view(*x.shape[:-1], weight.shape[1])
+
+
+class ColumnParallelLinear(nn.Module):
+    """Y_O = X A_O: each rank computes its own output features; nothing is gathered."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, group: Group, transposed: bool):
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self.group, self.transposed = group, transposed
+
+    def forward(self, hidden_BSD: Tensor) -> Tensor:
+        return project(copy_to_group(hidden_BSD, self.group), self.weight, self.bias, transposed=self.transposed)
+
+
+class RowParallelLinear(nn.Module):
+    """Y = sum over ranks of X_I A_I, plus the bias once, after the sum: value and gradient are one process's."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, group: Group, transposed: bool):
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self.group, self.transposed = group, transposed
+
+    def forward(self, part_BSI: Tensor) -> Tensor:
+        out_BSD = sum_over_group(project(part_BSI, self.weight, None, transposed=self.transposed), self.group)
+        return out_BSD if self.bias is None else out_BSD + self.bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows [start, stop) of the table; ids of other ranks give zeros, and the sum over ranks is the lookup."""
+
+    def __init__(self, weight: nn.Parameter, *, start: int, group: Group):
+        super().__init__()
+        self.weight = weight
+        self.start, self.stop = start, start + weight.shape[0]
+        self.group = group
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        foreign_BS = (ids_BS < self.start) | (ids_BS >= self.stop)
+        local_BS = (ids_BS - self.start).masked_fill(foreign_BS, 0)
+        hidden_BSD = F.embedding(local_BS, self.weight).masked_fill(foreign_BS[..., None], 0)
+        return sum_over_group(hidden_BSD, self.group)
+
+
+class VocabParallelHead(nn.Module):
+    """Logits of the rank's part of the vocabulary, [B, S, V]; the loss takes them as they are."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, group: Group):
+        super().__init__()
+        self.weight, self.bias, self.group = weight, bias, group
+
+    def forward(self, hidden_BSD: Tensor) -> Tensor:
+        return F.linear(copy_to_group(hidden_BSD, self.group), self.weight, self.bias)
