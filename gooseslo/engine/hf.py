@@ -1,4 +1,4 @@
-"""The one file that touches Hugging Face's model and config classes: a checked config, and a model on the meta device."""
+"""The one file that touches Hugging Face's model and config classes: a checked config, and an empty model."""
 
 from __future__ import annotations
 

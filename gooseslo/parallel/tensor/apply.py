@@ -43,6 +43,7 @@ def split_model(model: nn.Module, policy: Policy, *, tp: int, rank: int, group: 
         for name, module in model.named_modules():
             if matches(pattern, name):
                 for attribute in attributes:
+                    _check_divides(f"{name}.{attribute}", getattr(module, attribute), tp)
                     setattr(module, attribute, getattr(module, attribute) // tp)
     return placements
 
@@ -77,7 +78,7 @@ def is_transposed(module: nn.Module) -> bool:
 
 def _check_divides(name: str, size: int, tp: int) -> None:
     if size % tp:
-        raise TopologyError(f"parallel.tp={tp}: does not divide the {size} features of {name}")
+        raise TopologyError(f"parallel.tp={tp}: does not divide the {size} of {name}")
 
 
 def _part(full: nn.Parameter, placement: Placement, exchanged: dict[nn.Parameter, nn.Parameter]) -> nn.Parameter:

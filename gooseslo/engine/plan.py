@@ -1,0 +1,140 @@
+"""What a run will be, worked out in the parent before any worker starts: layout, stages, schedule, parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from gooseslo.engine.hf import DTYPES, empty_model, make_config
+from gooseslo.errors import ConfigError
+from gooseslo.parallel.lint import lint
+from gooseslo.parallel.mesh import Topology
+from gooseslo.parallel.names import lookup
+from gooseslo.parallel.pipeline.partition import layer_ranges, partition_by_weight, partition_uniform
+from gooseslo.parallel.tensor.apply import part_placements
+from gooseslo.policies.policy import Policy
+from gooseslo.policies.registry import find_policy
+from gooseslo.schema.checks import check_model
+from gooseslo.schema.groups import TrainJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The decisions of a run; small, and sent to every worker."""
+
+    topology: Topology
+    device: str
+    precision: str
+    schedule: str
+    num_micro_batches: int
+    layers_per_stage: list[int]
+    num_parameters: int
+    """Of the whole model, tied ones once."""
+    local_parameters: dict[tuple[int, int], int]
+    """(pp, tp) -> parameters that the rank holds."""
+    config: PretrainedConfig
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
+
+    def __str__(self) -> str:
+        t = self.topology
+        lines = [
+            f"{self.config.model_type}, {self.num_parameters:,} parameters, {self.precision} on {self.device}",
+            f"tp={t.tp} pp={t.pp} dp={t.dp}: {t.world_size} workers",
+            f"{self.num_micro_batches} micro-batches a step"
+            + (f", schedule {self.schedule}" if t.pp > 1 else ", one stage"),
+        ]
+        for stage, layers in enumerate(layer_ranges(self.layers_per_stage)):
+            held = max(self.local_parameters[stage, tp] for tp in range(t.tp))
+            share = held / self.num_parameters
+            lines.append(
+                f"stage {stage}: layers {layers.start}-{layers.stop - 1}, {held:,} parameters a rank ({share:.2f})"
+            )
+        return "\n".join(lines)
+
+
+def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
+    """Check the job against its real model and decide all that the workers need.
+
+    `num_devices`: CUDA devices of this machine, 0 without. Raises ConfigError or PolicyError; computes on the meta
+    device only.
+    """
+    config = make_config(job.model.architecture, job.model.config)
+    faults = check_model(
+        job,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_positions=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+    )
+    if faults:
+        raise ConfigError(faults)
+    policy = find_policy(job.model.architecture)
+    model = empty_model(config)
+    lint(model, policy, tied=bool(config.tie_word_embeddings))
+
+    parallel = job.parallel
+    device = ("cuda" if num_devices else "cpu") if job.device == "auto" else job.device
+    workers = job.launcher.workers or (num_devices if device == "cuda" else 0)
+    dp = parallel.dp or max(1, workers // (parallel.tp * parallel.pp))
+    topology = Topology(tp=parallel.tp, pp=parallel.pp, dp=dp)
+    counts = _partition(model, policy, parallel.partition, parallel.pp)
+    return Plan(
+        topology=topology,
+        device=device,
+        precision="fp32" if job.train.precision == "auto" else job.train.precision,
+        schedule="1f1b" if parallel.schedule == "auto" else parallel.schedule,
+        num_micro_batches=job.train.global_batch_size // (dp * job.train.micro_batch_size),
+        layers_per_stage=counts,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        local_parameters={
+            (stage, tp): local_numel(model, policy, counts, stage=stage, tp=parallel.tp, rank=tp)
+            for stage in range(parallel.pp)
+            for tp in range(parallel.tp)
+        },
+        config=config,
+    )
+
+
+def _partition(model: nn.Module, policy: Policy, partition: object, pp: int) -> list[int]:
+    """Layers per stage, as `parallel.partition` asks: uniform, by parameters, or as given."""
+    blocks = list(model.get_submodule(policy.layers).children())
+    if isinstance(partition, list):
+        return list(partition)
+    if partition == "uniform":
+        return partition_uniform(len(blocks), pp)
+
+    def numel(names: tuple[str, ...]) -> int:
+        return sum(p.numel() for name in names for p in model.get_submodule(name).parameters())
+
+    weights = [float(sum(p.numel() for p in block.parameters())) for block in blocks]
+    return partition_by_weight(weights, pp, first=numel(policy.first), last=numel(policy.last))
+
+
+def local_numel(model: nn.Module, policy: Policy, counts: list[int], *, stage: int, tp: int, rank: int) -> int:
+    """Parameters that the rank (stage, tp rank) holds, worked out on the whole meta model."""
+    layers = layer_ranges(counts)[stage]
+    names = [f"{policy.layers}.{index}" for index in layers]
+    names += [*(policy.first if stage == 0 else ()), *(policy.last if stage == len(counts) - 1 else ())]
+    seen: set[nn.Parameter] = set()
+    total = 0
+    for unit in names:
+        for name, module in model.get_submodule(unit).named_modules(prefix=unit):
+            own = [p for p in module.parameters(recurse=False) if p not in seen]
+            seen.update(own)
+            split = lookup(policy.splits, name) if tp > 1 else None
+            if split is None or not own:
+                total += sum(p.numel() for p in own)
+            else:
+                parts = part_placements(module, split, name, tp=tp, rank=rank)
+                total += sum(_numel(placement.local_shape) for placement in parts.values())
+    return total
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

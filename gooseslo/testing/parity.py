@@ -1,0 +1,212 @@
+"""One process of plain transformers against a layout: loss, every gradient, every updated weight.
+
+The reference is a loop that a reader would write: the stock class, the batch in one piece or in micro-batches, the
+mean cross entropy over all tokens, torch's own optimizer. The layout's weights begin as the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gooseslo.engine.build import build_step
+from gooseslo.engine.hf import empty_model, make_config
+from gooseslo.engine.plan import make_plan
+from gooseslo.engine.step import TrainStep
+from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.schema.groups import ModelConfig, ParallelConfig, TrainConfig, TrainJob
+
+OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Plain SGD with a rate large enough that weights move by much more than rounding."""
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW as a run has it, without decay groups."""
+    return torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+OPTIMIZERS: dict[str, OptimizerMaker] = {"sgd": sgd, "adamw": adamw}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What to train: an architecture with config fields, a layout, a batch, an optimizer."""
+
+    architecture: str = "gpt2"
+    fields: dict[str, Any] = field(default_factory=dict)
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    schedule: str = "1f1b"
+    partition: Any = "parameters"
+    samples: int = 16
+    micro_batch_size: int = 2
+    sequence_length: int = 16
+    precision: str = "fp64"
+    optimizer: str = "sgd"
+    steps: int = 3
+    clip_grad_norm: float = 0.0
+    seed: int = 0
+    ignore_some_labels: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def job(self) -> TrainJob:
+        """The case as a run's configuration."""
+        return TrainJob(
+            model=ModelConfig(name="tiny", architecture=self.architecture, config=self.fields),
+            parallel=ParallelConfig(
+                tp=self.tp, pp=self.pp, dp=self.dp, schedule=self.schedule, partition=self.partition
+            ),
+            train=TrainConfig(
+                global_batch_size=self.samples,
+                micro_batch_size=self.micro_batch_size,
+                sequence_length=self.sequence_length,
+                precision=self.precision,
+                clip_grad_norm=self.clip_grad_norm,
+            ),
+            device="cpu",
+        )
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The global batch of a step: ids and shifted labels, [samples, S] each."""
+        generator = torch.Generator().manual_seed(1000 + step)
+        shape = (self.samples, self.sequence_length + 1)
+        tokens = torch.randint(0, self.fields["vocab_size"], shape, generator=generator)
+        labels = tokens[:, 1:].clone()
+        if self.ignore_some_labels:
+            labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
+            labels[: self.micro_batch_size] = -100
+        return tokens[:, :-1], labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What training gave, in full tensors by Hugging Face name."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[dict[str, Tensor]]
+    """Of each step, after clipping."""
+    weights: dict[str, Tensor]
+
+
+def run_reference(case: Case) -> Outcome:
+    """Plain transformers in this process, from the same random initial weights."""
+    plan = make_plan(Case(**{**vars(case), "tp": 1, "pp": 1, "dp": 1, "partition": "uniform"}).job(), num_devices=0)
+    context = ParallelContext(plan.topology)
+    start = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device("cpu")).model
+    model: Any = empty_model(make_config(case.architecture, case.fields)).to(plan.dtype).to_empty(device="cpu")
+    model.tie_weights()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(start.parameters()[name])
+    model.train()
+    optimizer = OPTIMIZERS[case.optimizer](list(model.parameters()))
+    losses, norms, gradients = [], [], []
+    for step in range(case.steps):
+        ids, labels = case.batch(step)
+        optimizer.zero_grad()
+        num_tokens = (labels != -100).sum()
+        total = 0.0
+        for micro_ids, micro_labels in zip(ids.split(case.micro_batch_size), labels.split(case.micro_batch_size)):
+            logits = model(input_ids=micro_ids, use_cache=False).logits
+            loss = F.cross_entropy(logits.flatten(0, 1), micro_labels.flatten(), reduction="sum") / num_tokens
+            loss.backward()
+            total += loss.item()
+        limit = case.clip_grad_norm or float("inf")
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
+        losses.append(total)
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        optimizer.step()
+    return Outcome(losses=losses, norms=norms, gradients=gradients, weights=_snapshot(dict(model.named_parameters())))
+
+
+def run_layout(case: Case, rank: int = 0) -> Outcome:
+    """The case on its own mesh, full tensors gathered on every rank; collective over the case's world."""
+    plan = make_plan(case.job(), num_devices=0)
+    context = ParallelContext(plan.topology, rank)
+    step_once = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device("cpu"))
+    parameters = step_once.model.parameters()
+    optimizer = OPTIMIZERS[case.optimizer](list(parameters.values()))
+    losses, norms, gradients = [], [], []
+    share = case.samples // case.dp
+    mine = slice(context.at.dp * share, (context.at.dp + 1) * share)
+    for step in range(case.steps):
+        ids, labels = case.batch(step)
+
+        def update() -> None:
+            gradients.append(gather_full(step_once, {name: p.grad for name, p in parameters.items()}))
+            optimizer.step()
+
+        result = step_once(ids[mine], labels[mine], step=step, update=update)
+        losses.append(result.loss)
+        norms.append(result.grad_norm)
+    outcome = Outcome(losses=losses, norms=norms, gradients=gradients, weights=gather_full(step_once, parameters))
+    context.close()
+    return outcome
+
+
+def gather_full(step: TrainStep, local: dict[str, Any]) -> dict[str, Tensor]:
+    """Full tensors from every rank's pieces, on all ranks; copies must agree bit for bit, or AssertionError.
+
+    Collective over the world. A rank's name for a tied weight becomes its owner's.
+    """
+    model = step.model
+    pieces = {model.saved_name(name): (model.placements[name], tensor.detach()) for name, tensor in local.items()}
+    everyone: list[Any] = [pieces]
+    if step.context.topology.world_size > 1:
+        everyone = [None] * step.context.topology.world_size
+        dist.all_gather_object(everyone, pieces)
+    full: dict[str, Tensor] = {}
+    written: dict[str, Tensor] = {}
+    for rank, held in enumerate(everyone):
+        for name, (placement, tensor) in held.items():
+            if name not in full:
+                full[name] = torch.zeros(placement.full_shape, dtype=tensor.dtype)
+                written[name] = torch.zeros(placement.full_shape, dtype=torch.bool)
+            before = placement.take(full[name])
+            seen = placement.take(written[name])
+            assert torch.equal(before[seen], tensor[seen]), f"rank {rank}'s copy of {name} differs"
+            placement.put(tensor, full[name])
+            placement.put(torch.ones_like(seen), written[name])
+    assert all(mask.all() for mask in written.values()), "a part of a tensor is on no rank"
+    return full
+
+
+def assert_parity(expected: Outcome, actual: Outcome, *, loss: float, tensors: float, floor: float = 1e-6) -> None:
+    """Losses within `loss` relative; gradients and weights within `tensors` of max(own norm, `floor` of the whole)."""
+    for step, (one, other) in enumerate(zip(expected.losses, actual.losses, strict=True)):
+        assert abs(one - other) <= loss * abs(one), f"loss of step {step}: {other!r}, one process {one!r}"
+    for step, (ones, others) in enumerate(zip(expected.gradients, actual.gradients, strict=True)):
+        _assert_close(ones, others, tensors, floor, f"gradient of step {step}")
+    _assert_close(expected.weights, actual.weights, tensors, floor, "updated weight")
+
+
+def _assert_close(
+    expected: dict[str, Tensor], actual: dict[str, Tensor], tolerance: float, floor: float, what: str
+) -> None:
+    assert expected.keys() == actual.keys(), f"{what}: other names: {sorted(expected.keys() ^ actual.keys())}"
+    norms = {name: tensor.norm() for name, tensor in expected.items()}
+    total = torch.stack(list(norms.values())).norm()
+    for name, tensor in expected.items():
+        assert tensor.shape == actual[name].shape, f"{what} {name}: shape {tuple(actual[name].shape)}"
+        distance = (tensor - actual[name]).norm()
+        scale = torch.maximum(norms[name], floor * total)
+        assert distance <= tolerance * scale, f"{what} {name}: off by {(distance / scale).item():.2e}"
+
+
+def _snapshot(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
