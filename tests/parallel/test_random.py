@@ -1,0 +1,75 @@
+"""Dropout: which masks agree between ranks, which differ, and that no layout changes a replicated one."""
+
+import pytest
+import torch
+
+from gooseslo.engine.build import build_step
+from gooseslo.engine.plan import make_plan
+from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.testing.models import tiny_fields
+from gooseslo.testing.parity import Case, assert_parity, run_layout
+from gooseslo.testing.ranks import run_ranks
+
+
+def dropout_case(rate, **changes):
+    fields = tiny_fields("gpt2", resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=rate)
+    return Case(fields=fields, samples=8, **changes)
+
+
+def train(rank, world_size, case):
+    return run_layout(case, rank)
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2}, {"pp": 4}, {"dp": 2}, {"pp": 2, "dp": 2}])
+def test_dropout_is_equal_over_pp_and_dp(layout):
+    one = run_ranks(train, 1, dropout_case(0.1, tp=1))[0]
+    case = dropout_case(0.1, schedule="gpipe", **layout)
+    other = run_ranks(train, case.world_size, case)[0]
+    assert_parity(one, other, loss=1e-12, tensors=1e-9)
+
+
+def test_dropout_drops():
+    """Else the test above would pass with one mask for all."""
+    case = dropout_case(0.1, steps=1)
+    losses = [run_ranks(train, 1, c)[0].losses[0] for c in (case, dropout_case(0.0, steps=1))]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 2, "dp": 2}, {"tp": 2, "pp": 2}])
+def test_replicated_tensors_stay_bit_equal_over_tp(layout):
+    """`run_layout` gathers every rank's copy after each step and refuses copies that differ in one bit."""
+    case = dropout_case(0.1, steps=5, precision="fp32", optimizer="adamw", **layout)
+    run_ranks(train, case.world_size, case)
+
+
+def masks(rank, world_size):
+    """What layer 0 drops: the residual mask, the attention output's randomness, the hidden state after the layer."""
+    case = dropout_case(0.5, tp=2, dp=2, precision="fp32")
+    plan = make_plan(case.job(), num_devices=0)
+    context = ParallelContext(plan.topology, rank)
+    step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
+    seen = {}
+    block = step.model.module.model.transformer.h[0]
+    block.attn.resid_dropout.register_forward_hook(
+        lambda m, args, out: seen.update(residual=(out == 0) & (args[0] != 0))
+    )
+    block.register_forward_hook(lambda m, args, out: seen.update(hidden=out.detach().clone()))
+    step.streams.micro_batch = context.at.dp * plan.num_micro_batches
+    # The attention mask is drawn inside the attention kernel: its stream is what the draw at that moment gives.
+    block.attn.c_attn.register_forward_hook(lambda m, args, out: seen.update(attention=torch.get_rng_state()))
+    step.model.module.train()
+    step.model.module(torch.arange(16)[None].repeat(2, 1))
+    return (context.at.tp, context.at.dp), {name: tensor.clone() for name, tensor in seen.items()}
+
+
+def test_which_masks_agree():
+    found = dict(run_ranks(masks, 4))
+    for dp in (0, 1):
+        one, other = found[0, dp], found[1, dp]
+        assert one["residual"].any()
+        assert torch.equal(one["residual"], other["residual"])
+        assert torch.equal(one["hidden"], other["hidden"])
+        assert not torch.equal(one["attention"], other["attention"])
+    for tp in (0, 1):
+        assert not torch.equal(found[tp, 0]["residual"], found[tp, 1]["residual"])
+        assert not torch.equal(found[tp, 0]["attention"], found[tp, 1]["attention"])
