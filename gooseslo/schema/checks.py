@@ -57,9 +57,7 @@ def check_model(
     length = job.train.sequence_length
     if num_positions is not None and length > num_positions:
         rule = f"longer than the model's {num_positions} positions"
-        faults.append(
-            Fault(key="train.sequence_length", value=length, rule=rule, way_out=f"nearest: {num_positions}")
-        )
+        faults.append(Fault(key="train.sequence_length", value=length, rule=rule, way_out=f"nearest: {num_positions}"))
     tokens = getattr(job.data, "vocab_size", None)
     if tokens is not None and tokens > vocab_size:
         rule = f"larger than the model's table of {vocab_size} tokens"

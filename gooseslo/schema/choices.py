@@ -36,9 +36,7 @@ def choose_options(filed: list[Assignment], typed: list[Assignment]) -> Choices:
     filed = [item for item in filed if item.key.partition(".")[0] not in options]
     whole_model = _is_whole_model(filed)
     from_file, filed_values = _split(filed, faults, plain_names=("model",) if whole_model else ())
-    return Choices(
-        options=from_file | options, values=[*filed_values, *values], faults=faults, whole_model=whole_model
-    )
+    return Choices(options=from_file | options, values=[*filed_values, *values], faults=faults, whole_model=whole_model)
 
 
 def _is_whole_model(filed: list[Assignment]) -> bool:
@@ -50,7 +48,10 @@ def _is_whole_model(filed: list[Assignment]) -> bool:
 def _split(
     assignments: list[Assignment], faults: list[Fault], plain_names: tuple[str, ...] = ()
 ) -> tuple[dict[str, str], list[Assignment]]:
-    """The options chosen (the last word counts) and the other assignments; `plain_names` are groups whose name is text."""
+    """The options chosen (the last word counts), and the other assignments.
+
+    `plain_names` are groups whose name is only text.
+    """
     explicit: dict[str, str] = {}
     for item in assignments:
         if item.key in group_names() and not isinstance(item.raw, dict):
@@ -83,5 +84,3 @@ def _choose(item: Assignment, group: str, options: dict[str, str], faults: list[
         closest = nearest(str(item.raw), known)
         hint = f"nearest: {closest}; " if closest else ""
         faults.append(item.fault(f"{group} has no such option", f"{hint}options: {listed(known)}"))
-
-

@@ -14,7 +14,7 @@ AMBIGUOUS = {"true", "false", "yes", "no", "on", "off", "y", "n", "null", "inf",
 
 def dump_yaml(job: Any) -> str:
     """The whole job, nested by group; text that YAML or Hydra could take for anything else is quoted."""
-    return yaml.dump(
+    text: str = yaml.dump(
         dataclasses.asdict(job),
         Dumper=_Dumper,
         sort_keys=False,
@@ -22,9 +22,10 @@ def dump_yaml(job: Any) -> str:
         default_flow_style=False,
         width=float("inf"),
     )
+    return text
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

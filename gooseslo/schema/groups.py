@@ -150,9 +150,9 @@ class TextDataConfig(DataConfig):
     train: Any = None
     """A path, or a list of paths or of {path, start, end}."""
     valid: Any = None
-    """Like train; null: no evaluation during training."""
+    """Like train; evaluated during training."""
     test: Any = None
-    """Like train; held out from everything."""
+    """Like train; never trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)

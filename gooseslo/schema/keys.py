@@ -72,7 +72,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return best if best is not None and similarity(best) >= cutoff else None
 
 
-def listed(names: Iterable[str], limit: int = 12) -> str:
+def listed(names: Iterable[str], limit: int = 16) -> str:
     """The names in one line, cut with a count."""
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

@@ -76,7 +76,7 @@ def _default_node(field: dataclasses.Field[Any]) -> Any:
 
 
 def _writable_node(schema: type) -> Any:
-    """A structured node of a frozen dataclass; OmegaConf marks those read-only, and a YAML could not be laid over it."""
+    """A structured node without the read-only flag of frozen dataclasses: a YAML is to be laid over it."""
     from omegaconf import DictConfig, OmegaConf
 
     node = OmegaConf.structured(schema)

@@ -50,7 +50,9 @@ def _check_workers(job: TrainJob, num_devices: int | None) -> list[Fault]:
     if dp is not None:
         ranks = tp * pp * dp
         rule = f"{tp} x {pp} x {dp} = {ranks}, but there are {workers} workers ({source})"
-        way_out = f"launcher.workers={ranks}" + (f", or parallel.dp={workers // (tp * pp)}" * (workers % (tp * pp) == 0))
+        way_out = f"launcher.workers={ranks}" + (
+            f", or parallel.dp={workers // (tp * pp)}" * (workers % (tp * pp) == 0)
+        )
         return [Fault(key=f"{keys} parallel.dp={dp}", rule=rule, way_out=way_out)] if ranks != workers else []
     ranks = tp * pp
     way_out = f"nearest: launcher.workers={nearest_multiples(workers, ranks)}{_nearest_sizes(tp, pp, workers)}"
@@ -85,7 +87,8 @@ def _check_batch(job: TrainJob, dp: int) -> list[Fault]:
     micro_batches = num_micro_batches(job, dp)
     # torch's Schedule1F1B raises at fewer micro-batches than stages; its ScheduleGPipe runs them.
     if job.parallel.schedule in ("auto", "1f1b") and micro_batches < pp:
-        rule = f"{micro_batches} micro-batches ({batch} / ({micro} x {dp})) are fewer than parallel.pp={pp}: 1f1b needs one a stage"
+        count = f"{batch} / ({micro} x {dp}) = {micro_batches} micro-batches"
+        rule = f"{count} < parallel.pp={pp}: the 1f1b schedule needs one a stage"
         smaller = [size for size in divisors(batch // dp) if batch // (dp * size) >= pp]
         ways = [f"train.micro_batch_size={smaller[-1]}"] if smaller else []
         ways += [f"train.global_batch_size={pp * unit}", "parallel.schedule=gpipe"]

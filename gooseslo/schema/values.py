@@ -29,14 +29,14 @@ class Scalar:
         return self.text
 
 
-Raw = Scalar | Sequence["Raw"] | Mapping[str, "Raw"]  # type: ignore[misc]
+Raw = Scalar | Sequence["Raw"] | Mapping[str, "Raw"]
 """A value before its key's type is known: a command line gives scalars, a YAML file lists and mappings too."""
 
 OPEN = object()
 """The type of `model.config.*`: whatever Hydra's grammar makes of it."""
 
 
-class BadValue(Exception):
+class BadValueError(Exception):
     """The value does not fit its key's type; `rule` and `way_out` are for the user."""
 
     def __init__(self, rule: str, way_out: str = ""):
@@ -46,7 +46,7 @@ class BadValue(Exception):
 
 
 def read_value(raw: Raw, hint: Any) -> Any:
-    """The value of `raw` under the type `hint`; raises BadValue.
+    """The value of `raw` under the type `hint`; raises BadValueError.
 
     `Any` is the type of keys that hold text or a list: text unless it starts with `[` or `{`.
     """
@@ -54,10 +54,12 @@ def read_value(raw: Raw, hint: Any) -> Any:
     if isinstance(raw, Scalar) and not raw.quoted and raw.text == "null":
         if optional or inner in (Any, OPEN):
             return None
-        raise BadValue(f"{_article(inner)} cannot be null", "for the text null, quote it: \"'null'\"" * (inner is str))
+        raise BadValueError(
+            f"{_article(inner)} cannot be null", "for the text null, quote it: \"'null'\"" * (inner is str)
+        )
     if inner is str:
         if not isinstance(raw, Scalar):
-            raise BadValue("is a text, not a list or a mapping")
+            raise BadValueError("is a text, not a list or a mapping")
         return raw.text
     if inner is Any:
         if isinstance(raw, Scalar) and (raw.quoted or not raw.text.startswith(("[", "{"))):
@@ -99,14 +101,14 @@ def _strict(value: Any, kind: type) -> Any:
         value = float(value)
     if type(value) is not kind:
         examples = {int: "such as 2", float: "such as 0.1 or 1e-4", bool: "true or false"}
-        raise BadValue(f"is not {_article(kind)} ({examples[kind]})")
+        raise BadValueError(f"is not {_article(kind)} ({examples[kind]})")
     return value
 
 
 def _list_value(raw: Raw, element: Any) -> list[Any]:
     value = _open_value(Scalar(raw.text) if isinstance(raw, Scalar) else raw)
     if not isinstance(value, list):
-        raise BadValue(f"is not a list of {type_name(element)}s", "write it in square brackets: [0.9,0.95]")
+        raise BadValueError(f"is not a list of {type_name(element)}s", "write it in square brackets: [0.9,0.95]")
     return [_strict(item, element) for item in value]
 
 
@@ -128,10 +130,10 @@ def _parse(text: str) -> Any:
         override = _parser().parse_override(f"key={text}")
     except HydraException:
         if text.startswith(("[", "{")):
-            raise BadValue("is not a list or mapping in Hydra's grammar", way_out) from None
+            raise BadValueError("is not a list or mapping in Hydra's grammar", way_out) from None
         return text
     if override.is_sweep_override():
-        raise BadValue("takes one value, not a sweep over several")
+        raise BadValueError("takes one value, not a sweep over several")
     value = override.value()
     _refuse_non_finite(value)
     return value
@@ -139,7 +141,7 @@ def _parse(text: str) -> Any:
 
 def _refuse_non_finite(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadValue("must be finite", "quote it if it is meant as text" )
+        raise BadValueError("must be finite", "quote it if it is meant as text")
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     for item in items:
         _refuse_non_finite(item)
