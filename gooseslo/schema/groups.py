@@ -65,6 +65,7 @@ class TrainConfig:
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     name: str = "adamw"
+    """adamw or sgd; the same as optimizer=NAME."""
     lr: float = 3e-4
     """Peak learning rate."""
     weight_decay: float = 0.1
@@ -75,18 +76,22 @@ class OptimizerConfig:
 class AdamWConfig(OptimizerConfig):
     name: str = "adamw"
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay of the first and the second moment."""
     eps: float = 1e-8
+    """Added to the root of the second moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGDConfig(OptimizerConfig):
     name: str = "sgd"
     momentum: float = 0.0
+    """0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRScheduleConfig:
     name: str = "cosine"
+    """cosine or constant; the same as lr_schedule=NAME."""
     warmup_steps: int = 10
     """Steps of linear warm-up from zero."""
 
@@ -117,6 +122,7 @@ class FusionConfig:
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     name: str = "stdlib"
+    """stdlib, text or synthetic; the same as data=NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +150,9 @@ class TextDataConfig(DataConfig):
     train: Any = None
     """A path, or a list of paths or of {path, start, end}."""
     valid: Any = None
+    """Like train; evaluated during training."""
     test: Any = None
+    """Like train; never trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +183,7 @@ class CheckpointConfig:
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
     name: str = "local"
+    """local; the same as launcher=NAME."""
     workers: int | None = None
     """Processes on this machine; null: CUDA devices, or tp x pp x (dp or 1) on CPU."""
     timeout_seconds: int = 600
@@ -220,7 +229,9 @@ class MergeJob:
     """`gooseslo merge-checkpoint`: a run or step folder to one Hub-style folder."""
 
     input: str | None = None
+    """A run folder or one of its step folders."""
     output: str | None = None
+    """The folder to write; new or empty."""
     model: MergeModelConfig = field(default_factory=MergeModelConfig)
 
 
@@ -240,12 +251,19 @@ class GenerateJob:
     prompt: str | None = None
     """The text to continue; null: standard input."""
     max_new_tokens: int = 64
+    """Tokens to write at most."""
     do_sample: bool = False
+    """Draw tokens; false: take the likeliest."""
     temperature: float = 1.0
+    """Divides the logits before a draw."""
     top_p: float = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
     top_k: int = 50
+    """Draw from this many likeliest tokens; 0: from all."""
     num_beams: int = 1
+    """Beams of beam search; 1: none."""
     seed: int = 0
+    """Seed of the draws."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,190 @@
+"""The command line: one verb, one function. Each verb imports what it needs, so that --help needs next to nothing."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gooseslo import __version__
+from gooseslo.errors import ConfigError, Fault, GooseError
+
+USAGE = """\
+usage: gooseslo VERB [key=value | group=option | ~key] ... [--config-file FILE] [--cfg job] [--help]
+
+Trains stock Hugging Face transformers over a tensor x pipeline x data mesh.
+
+{verbs}
+
+  gooseslo train model=gpt2 parallel.tp=2 parallel.pp=2
+  gooseslo VERB --help       its keys, their types and defaults
+"""
+
+FLAGS = ("--help", "--config-file", "--cfg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What a verb's arguments ask for beside the overrides."""
+
+    overrides: list[str]
+    config_file: Path | None = None
+    show_config: bool = False
+    show_help: bool = False
+
+
+def train(flags: Flags, args: list[str]) -> int:
+    """Spawn the workers, build the mesh, train, checkpoint."""
+    from gooseslo.schema.compose import compose_train
+
+    job = compose_train(flags.overrides, config_file=flags.config_file)
+    if flags.show_config:
+        return _show(job)
+    from gooseslo.engine.run import train as run
+
+    exit_code: int = run(job, overrides=args)
+    return exit_code
+
+
+def merge_checkpoint(flags: Flags, args: list[str]) -> int:
+    """A run or a step folder to one Hub-style folder."""
+    from gooseslo.schema.compose import compose_merge
+
+    job = compose_merge(flags.overrides, config_file=flags.config_file)
+    if flags.show_config:
+        return _show(job)
+    from gooseslo.engine.checkpoint.merge import merge_checkpoint as merge
+
+    assert job.input is not None and job.output is not None, "both are checked to be given"
+    merge(Path(job.input), Path(job.output), step=job.model.step)
+    return 0
+
+
+def generate(flags: Flags, args: list[str]) -> int:
+    """Text on the terminal from a merged folder."""
+    from gooseslo.schema.compose import compose_generate
+
+    job = compose_generate(flags.overrides, config_file=flags.config_file)
+    if flags.show_config:
+        return _show(job)
+    from gooseslo.engine.generate import generate as write
+
+    exit_code: int = write(job, sys.stdin, sys.stdout)
+    return exit_code
+
+
+def doctor(flags: Flags, args: list[str]) -> int:
+    """Versions, devices and collectives that work here."""
+    from gooseslo.schema.compose import compose_doctor
+
+    job = compose_doctor(flags.overrides, config_file=flags.config_file)
+    if flags.show_config:
+        return _show(job)
+    from rich.console import Console
+
+    from gooseslo.engine.doctor import doctor as examine
+
+    return examine(Console())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    run: Callable[[Flags, list[str]], int]
+    job: str
+    """Name of the job's class in schema.groups."""
+
+
+VERBS = {
+    "train": Verb(run=train, job="TrainJob"),
+    "merge-checkpoint": Verb(run=merge_checkpoint, job="MergeJob"),
+    "generate": Verb(run=generate, job="GenerateJob"),
+    "doctor": Verb(run=doctor, job="DoctorJob"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 failed at run time, 2 wrong input, 130 interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except GooseError as error:
+        if os.environ.get("GOOSESLO_DEBUG") == "1":
+            raise
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`gooseslo train --help | head`); nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        verbs = "\n".join(f"  {name:<18} {verb.run.__doc__}" for name, verb in VERBS.items())
+        (sys.stdout if args else sys.stderr).write(USAGE.format(verbs=verbs))
+        return 0 if args else 2
+    if args[0] == "--version":
+        sys.stdout.write(f"gooseslo {__version__}\n")
+        return 0
+    name, *rest = args
+    if name not in VERBS:
+        closest = difflib.get_close_matches(name, VERBS, n=1)
+        way_out = f"nearest: {closest[0]}" if closest else f"verbs: {', '.join(VERBS)}"
+        raise ConfigError(Fault(key=name, rule="gooseslo has no such verb", way_out=way_out))
+    flags = read_flags(rest)
+    if flags.show_help:
+        return _show_help(name)
+    return VERBS[name].run(flags, rest)
+
+
+def read_flags(args: list[str]) -> Flags:
+    """Separate the flags from the overrides; raises ConfigError with every unknown flag."""
+    overrides: list[str] = []
+    found: dict[str, Any] = {}
+    faults = []
+    rest = iter(args)
+    for arg in rest:
+        flag, equals, value = arg.partition("=")
+        if flag in ("-h", "--help"):
+            found["show_help"] = True
+        elif flag in ("-c", "--cfg", "--config-file"):
+            value = value if equals else next(rest, "")
+            if flag == "--config-file" and value:
+                found["config_file"] = Path(value)
+            elif flag != "--config-file" and value == "job":
+                found["show_config"] = True
+            else:
+                way_out = "--config-file FILE" if flag == "--config-file" else "--cfg job"
+                faults.append(Fault(key=flag, value=value or None, rule="needs its value", way_out=way_out))
+        elif arg.startswith("-"):
+            closest = difflib.get_close_matches(flag, FLAGS, n=1)
+            way_out = f"nearest: {closest[0]}" if closest else f"flags: {', '.join(FLAGS)}; keys take no dashes"
+            faults.append(Fault(key=arg, rule="no such flag", way_out=way_out))
+        else:
+            overrides.append(arg)
+    if faults:
+        raise ConfigError(faults)
+    return Flags(overrides=overrides, **found)
+
+
+def _show(job: Any) -> int:
+    from gooseslo.schema.dump import dump_yaml
+
+    sys.stdout.write(dump_yaml(job))
+    return 0
+
+
+def _show_help(name: str) -> int:
+    from gooseslo.schema import groups
+    from gooseslo.schema.help import job_help
+
+    verb = VERBS[name]
+    usage = f"usage: gooseslo {name} [key=value ...] [--config-file FILE] [--cfg job]"
+    sys.stdout.write(f"{usage}\n\n{verb.run.__doc__}\n\n{job_help(getattr(groups, verb.job))}\n")
+    return 0

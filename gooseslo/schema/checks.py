@@ -1,0 +1,133 @@
+"""What a training job must satisfy before anything starts: ranges, choices, and how its groups fit one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gooseslo.errors import Fault
+from gooseslo.schema.groups import StdlibDataConfig, TextDataConfig, TrainJob
+from gooseslo.schema.quoting import shortened
+from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
+from gooseslo.schema.topology import check_topology, divisors, nearest_numbers
+
+RECORD_KEYS = {"path", "start", "end"}
+
+
+def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]:
+    """Every violation that the configuration alone can show, all together.
+
+    `num_devices`: CUDA devices to train on, 0 for the CPU, None while nobody has counted; what hangs on it is then
+    left out, and a second call with the number finds it.
+    """
+    faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
+    faults += _check_run(job) + _check_partition(job) + _check_data(job)
+    sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
+    sized |= {"train.global_batch_size", "train.micro_batch_size", "parallel.schedule", "device"}
+    if not any(fault.key in sized for fault in faults):
+        faults += check_topology(job, num_devices)
+    return faults
+
+
+def check_model(
+    job: TrainJob,
+    *,
+    num_layers: int,
+    num_heads: int,
+    num_positions: int | None,
+    vocab_size: int,
+) -> list[Fault]:
+    """How the job fits its model, whose numbers come from the real Hugging Face config; None: positions without end."""
+    faults = []
+    tp, pp, partition = job.parallel.tp, job.parallel.pp, job.parallel.partition
+    if num_heads % tp:
+        legal = divisors(num_heads)
+        rule = f"does not divide the model's {num_heads} attention heads"
+        way_out = f"nearest: {nearest_numbers(tp, legal)}; legal: {', '.join(map(str, legal))}"
+        faults.append(Fault(key="parallel.tp", value=tp, rule=rule, way_out=way_out))
+    if pp > num_layers:
+        rule = f"more stages than the model's {num_layers} layers"
+        faults.append(Fault(key="parallel.pp", value=pp, rule=rule, way_out=f"nearest: {num_layers}"))
+    elif isinstance(partition, list) and sum(partition) != num_layers:
+        rule = f"sums to {sum(partition)}, but the model has {num_layers} layers"
+        even = [num_layers // pp + (stage < num_layers % pp) for stage in range(pp)]
+        way_out = f"such as [{','.join(map(str, even))}]"
+        faults.append(Fault(key="parallel.partition", value=shortened(partition), rule=rule, way_out=way_out))
+    length = job.train.sequence_length
+    if num_positions is not None and length > num_positions:
+        rule = f"longer than the model's {num_positions} positions"
+        faults.append(Fault(key="train.sequence_length", value=length, rule=rule, way_out=f"nearest: {num_positions}"))
+    tokens = getattr(job.data, "vocab_size", None)
+    if tokens is not None and tokens > vocab_size:
+        rule = f"larger than the model's table of {vocab_size} tokens"
+        faults.append(Fault(key="data.vocab_size", value=tokens, rule=rule, way_out=f"nearest: {vocab_size}"))
+    return faults
+
+
+def _check_run(job: TrainJob) -> list[Fault]:
+    faults = []
+    name, stop, steps = job.run.name, job.train.stop_after, job.train.steps
+    if name is not None and (name.strip() in ("", ".", "..") or "/" in name or not name.isprintable()):
+        rule = "must be the name of one folder, without a slash"
+        way_out = "run.dir=FOLDER puts the run anywhere"
+        faults.append(Fault(key="run.name", value=shortened(name), rule=rule, way_out=way_out))
+    if job.run.dir == "":
+        faults.append(Fault(key="run.dir", value="", rule="is empty", way_out="run.dir=null is runs/<name>"))
+    if stop is not None and stop > steps:
+        faults.append(Fault(key="train.stop_after", value=stop, rule=f"is beyond train.steps={steps}"))
+    resume = job.checkpoint.resume
+    if resume not in ("auto", "never") and not Path(resume).is_dir():
+        rule = "is neither auto, never, nor a step folder that exists"
+        faults.append(Fault(key="checkpoint.resume", value=shortened(resume), rule=rule))
+    return faults
+
+
+def _check_partition(job: TrainJob) -> list[Fault]:
+    partition, pp = job.parallel.partition, job.parallel.pp
+    if not isinstance(partition, list):
+        if partition in ("uniform", "parameters"):
+            return []
+        further = ", or a list of layers per stage"
+        return [choice_fault("parallel.partition", partition, ("uniform", "parameters"), further)]
+    if not all(type(layers) is int and layers >= 1 for layers in partition):
+        rule = "each stage needs a whole number of layers, at least 1"
+    elif len(partition) != pp:
+        rule = f"names {len(partition)} stages, but parallel.pp={pp}"
+    else:
+        return []
+    return [Fault(key="parallel.partition", value=shortened(partition), rule=rule)]
+
+
+def _check_data(job: TrainJob) -> list[Fault]:
+    data, faults = job.data, []
+    if isinstance(data, StdlibDataConfig | TextDataConfig) and None not in (data.tokenizer, data.vocab_size):
+        rule = "sizes the built-in tokenizer, but data.tokenizer names another"
+        way_out = "leave one of them out"
+        faults.append(Fault(key="data.vocab_size", value=data.vocab_size, rule=rule, way_out=way_out))
+    if isinstance(data, TextDataConfig):
+        if data.train is None:
+            way_out = "data.train=FILE, or data.train=[FILE,FILE]"
+            faults.append(Fault(key="data.train", rule="is required with data=text", way_out=way_out))
+        for split in ("train", "valid", "test"):
+            faults += _check_paths(f"data.{split}", getattr(data, split))
+    return faults
+
+
+def _check_paths(key: str, value: Any) -> list[Fault]:
+    """A path, or a list of paths or of {path, start, end}."""
+    if value is None:
+        return []
+    shown = shortened(value)
+    if value in ("", []):
+        return [Fault(key=key, value=shown, rule="names no file")]
+    for item in value if isinstance(value, list) else [value]:
+        path = item.get("path") if isinstance(item, Mapping) else item
+        if isinstance(item, Mapping) and (unknown := set(item) - RECORD_KEYS):
+            rule = f"has no field {', '.join(sorted(map(str, unknown)))}"
+            return [Fault(key=key, value=shown, rule=rule, way_out="fields: path, start, end")]
+        if not isinstance(path, str) or not path:
+            rule = f"{path!r} is not a path"
+            way_out = "a name that looks like a number needs quotes of its own: \"['2024_01']\""
+            return [Fault(key=key, value=shown, rule=rule, way_out=way_out)]
+    return []

@@ -1,0 +1,151 @@
+"""From a verb's arguments to its job: Hydra composes the groups, and what the user typed is laid over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gooseslo.errors import ConfigError, Fault
+from gooseslo.schema.checks import check_train
+from gooseslo.schema.choices import Choices, choose_options
+from gooseslo.schema.config_file import read_config_file
+from gooseslo.schema.groups import DoctorJob, GenerateJob, MergeJob, ModelConfig, TrainJob
+from gooseslo.schema.keys import OPEN_KEY, all_keys, keys_of, listed, nearest, owning_options, sections, type_of
+from gooseslo.schema.overrides import Assignment, read_argument
+from gooseslo.schema.store import config_folders, group_names, register
+from gooseslo.schema.values import OPEN, BadValueError, read_value
+from gooseslo.schema.verb_checks import check_generate, check_merge
+
+Job = TypeVar("Job", TrainJob, MergeJob, GenerateJob, DoctorJob)
+
+
+def compose_train(args: Sequence[str], *, config_file: Path | None = None) -> TrainJob:
+    """The job of `gooseslo train ARGS --config-file FILE`; raises ConfigError with every fault of both together."""
+    return _compose(TrainJob, args, config_file, check_train)
+
+
+def compose_merge(args: Sequence[str], *, config_file: Path | None = None) -> MergeJob:
+    """The job of `gooseslo merge-checkpoint`."""
+    return _compose(MergeJob, args, config_file, check_merge)
+
+
+def compose_generate(args: Sequence[str], *, config_file: Path | None = None) -> GenerateJob:
+    """The job of `gooseslo generate`."""
+    return _compose(GenerateJob, args, config_file, check_generate)
+
+
+def compose_doctor(args: Sequence[str], *, config_file: Path | None = None) -> DoctorJob:
+    """The job of `gooseslo doctor`."""
+    return _compose(DoctorJob, args, config_file, lambda job: [])
+
+
+def _compose(
+    job_type: type[Job], args: Sequence[str], config_file: Path | None, check: Callable[[Job], list[Fault]]
+) -> Job:
+    read = [read_argument(argument) for argument in args]
+    faults = [item for item in read if isinstance(item, Fault)]
+    typed = [item for item in read if isinstance(item, Assignment)]
+    filed = read_config_file(config_file, all_keys(job_type)) if config_file else []
+    if job_type is TrainJob:
+        choices = choose_options(filed, typed)
+        base, values, groups = _compose_groups(choices), choices.values, group_names()
+        faults += choices.faults
+    else:
+        base, values, groups = job_type(), [*filed, *typed], []
+    job: Job = _lay_over(base, values, faults, groups)
+    # A check that leans on a key that is already faulty would only repeat it.
+    bad_keys = [fault.key.lstrip("+~") for fault in faults]
+    faults += [fault for fault in check(job) if not any(_mentions(fault, key) for key in bad_keys)]
+    if faults:
+        raise ConfigError(faults)
+    return job
+
+
+def _mentions(fault: Fault, key: str) -> bool:
+    """Whether the fault speaks of the key, or of any key of the group of that name."""
+    end = r"\b" if key in group_names() else r"(?![\w.])"
+    return re.search(rf"(?<![\w.]){re.escape(key)}{end}", str(fault)) is not None
+
+
+def _compose_groups(choices: Choices) -> TrainJob:
+    """The defaults under these options, by Hydra; leaves neither a folder nor Hydra's global state behind."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    register()
+    overrides = [f"{group}={option}" for group, option in choices.options.items()]
+    with initialize_config_dir(version_base="1.3", config_dir=str(config_folders()[0]), job_name="gooseslo"):
+        config = compose("train", overrides)
+    parts: dict[str, Any] = {}
+    for name in config:
+        # to_object gives the frozen dataclass of the node's own schema, so subclasses survive.
+        parts[str(name)] = OmegaConf.to_object(config[name]) if OmegaConf.is_config(config[name]) else config[name]
+    job = TrainJob(**parts)
+    return dataclasses.replace(job, model=ModelConfig()) if choices.whole_model else job
+
+
+def _lay_over(base: Any, values: list[Assignment], faults: list[Fault], groups: list[str]) -> Any:
+    """`base` with the values set; a faulty value is left out and its fault appended to `faults`."""
+    keys = keys_of(base)
+    tree: dict[str, Any] = dataclasses.asdict(base)
+    further = list(groups)
+    if isinstance(base, TrainJob):
+        further += [f"{OPEN_KEY}.{name}" for name in base.model.config]
+    for assignment in values:
+        hint = type_of(assignment.key, keys)
+        if hint is None:
+            faults.append(_unknown(assignment, keys, further))
+            continue
+        try:
+            _set(tree, assignment, hint)
+        except BadValueError as bad:
+            faults.append(assignment.fault(bad.rule, bad.way_out))
+    return _rebuilt(base, tree)
+
+
+def _set(tree: dict[str, Any], assignment: Assignment, hint: Any) -> None:
+    *path, name = assignment.key.split(".")
+    for depth, part in enumerate(path, 1):
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise BadValueError(f"{'.'.join(path[:depth])} is not a mapping")
+    if assignment.raw is None:
+        if hint is not OPEN or name not in tree:
+            way_out = f"nearest: ~{OPEN_KEY}.{nearest(name, tree)}" if hint is OPEN and nearest(name, tree) else ""
+            raise BadValueError("is not there" if hint is OPEN else "cannot be removed, only set", way_out)
+        del tree[name]
+    elif assignment.key == OPEN_KEY:
+        value = read_value(assignment.raw, OPEN)
+        if not isinstance(value, Mapping):
+            raise BadValueError("is not a mapping", f"set one field: {OPEN_KEY}.n_layer=12")
+        tree[name].update(value)
+    else:
+        tree[name] = read_value(assignment.raw, hint)
+
+
+def _rebuilt(base: Any, tree: dict[str, Any]) -> Any:
+    """A job of the same classes as `base` with the values of `tree`."""
+    parts = {
+        name: _rebuilt(getattr(base, name), value) if dataclasses.is_dataclass(getattr(base, name)) else value
+        for name, value in tree.items()
+    }
+    return type(base)(**parts)
+
+
+def _unknown(assignment: Assignment, keys: dict[str, Any], further: list[str]) -> Fault:
+    """No such key; `further` are names beside the keys that may have been meant: groups and fields of the model."""
+    key = assignment.key
+    if key in sections(keys):
+        below = [name.removeprefix(f"{key}.") for name in keys if name.startswith(f"{key}.")]
+        return assignment.fault("is not a key but a section", f"its keys: {listed(below)}")
+    if further and (owners := owning_options(key)):
+        way_out = f"choose it beside the key: {owners[0]} {key}=..."
+        return assignment.fault(f"only {' and '.join(owners)} has this key", way_out)
+    closest = nearest(key, [*keys, *further])
+    if closest is not None:
+        return assignment.fault("no such key", f"nearest: {closest}")
+    known = dict.fromkeys(name.split(".")[0] for name in [*keys, *further])
+    return assignment.fault("no such key", f"known: {listed(known)}")

@@ -1,0 +1,115 @@
+"""How many workers a job has, how they divide into tp x pp x dp, and what that leaves of the batch."""
+
+from __future__ import annotations
+
+from gooseslo.errors import Fault
+from gooseslo.schema.groups import TrainJob
+
+
+def num_workers(job: TrainJob, num_devices: int | None) -> int | None:
+    """Workers of the job; `num_devices` counts CUDA devices to train on (0: the CPU), None: not known yet.
+
+    None where it hangs on devices that are not known yet.
+    """
+    if job.launcher.workers is not None:
+        return job.launcher.workers
+    if job.device == "cpu" or num_devices == 0:
+        return job.parallel.tp * job.parallel.pp * (job.parallel.dp or 1)
+    return num_devices
+
+
+def data_parallel_size(job: TrainJob, num_devices: int | None) -> int | None:
+    """The dp that was given or that follows from the workers; None where it is not known yet or does not come out."""
+    if job.parallel.dp is not None:
+        return job.parallel.dp
+    workers, model_ranks = num_workers(job, num_devices), job.parallel.tp * job.parallel.pp
+    return workers // model_ranks if workers is not None and workers % model_ranks == 0 else None
+
+
+def num_micro_batches(job: TrainJob, data_parallel: int) -> int:
+    """Micro-batches of one rank in one optimizer step; the batch divides (checked)."""
+    return job.train.global_batch_size // (job.train.micro_batch_size * data_parallel)
+
+
+def check_topology(job: TrainJob, num_devices: int | None) -> list[Fault]:
+    """Sizes against workers and batch; all sizes must be at least 1."""
+    if job.device == "cuda" and num_devices == 0:
+        return [Fault(key="device", value="cuda", rule="this machine has no CUDA device", way_out="device=cpu")]
+    faults = _check_workers(job, num_devices)
+    # Where dp is not known yet, dp = 1 already shows what no dp can mend.
+    return faults or _check_batch(job, data_parallel_size(job, num_devices) or 1)
+
+
+def _check_workers(job: TrainJob, num_devices: int | None) -> list[Fault]:
+    workers = num_workers(job, num_devices)
+    if workers is None:
+        return []
+    tp, pp, dp = job.parallel.tp, job.parallel.pp, job.parallel.dp
+    source = "launcher.workers" if job.launcher.workers is not None else "CUDA devices; launcher.workers is null"
+    keys = f"parallel.tp={tp} parallel.pp={pp}"
+    if dp is not None:
+        ranks = tp * pp * dp
+        rule = f"{tp} x {pp} x {dp} = {ranks}, but there are {workers} workers ({source})"
+        way_out = f"launcher.workers={ranks}" + (
+            f", or parallel.dp={workers // (tp * pp)}" * (workers % (tp * pp) == 0)
+        )
+        return [Fault(key=f"{keys} parallel.dp={dp}", rule=rule, way_out=way_out)] if ranks != workers else []
+    ranks = tp * pp
+    way_out = f"nearest: launcher.workers={nearest_multiples(workers, ranks)}{_nearest_sizes(tp, pp, workers)}"
+    if job.device == "auto" and job.launcher.workers is None:
+        way_out += ", or device=cpu"
+    if ranks > workers:
+        return [Fault(key=keys, rule=f"{tp} x {pp} = {ranks} > {workers} workers ({source})", way_out=way_out)]
+    if workers % ranks:
+        rule = f"{workers} workers ({source}): {workers} is not divisible by {tp} x {pp} = {ranks}"
+        return [Fault(key=keys, rule=rule, way_out=way_out)]
+    return []
+
+
+def _nearest_sizes(tp: int, pp: int, workers: int) -> str:
+    """The nearest tp under this pp, or else pp under this tp, that divides the workers."""
+    for key, size, other in (("tp", tp, pp), ("pp", pp, tp)):
+        legal = [candidate for candidate in divisors(workers) if workers % (candidate * other) == 0]
+        if legal:
+            return f", or parallel.{key}={nearest_numbers(size, legal)}"
+    return ""
+
+
+def _check_batch(job: TrainJob, dp: int) -> list[Fault]:
+    batch, micro, pp = job.train.global_batch_size, job.train.micro_batch_size, job.parallel.pp
+    unit = micro * dp
+    if batch % unit:
+        rule = f"is not divisible by train.micro_batch_size x dp = {micro} x {dp} = {unit}"
+        way_out = f"nearest: train.global_batch_size={nearest_multiples(batch, unit)}"
+        if batch % dp == 0:
+            way_out += f", or train.micro_batch_size={nearest_numbers(micro, divisors(batch // dp))}"
+        return [Fault(key="train.global_batch_size", value=batch, rule=rule, way_out=way_out)]
+    micro_batches = num_micro_batches(job, dp)
+    # torch's Schedule1F1B raises at fewer micro-batches than stages; its ScheduleGPipe runs them.
+    if job.parallel.schedule in ("auto", "1f1b") and micro_batches < pp:
+        count = f"{batch} / ({micro} x {dp}) = {micro_batches} micro-batches"
+        rule = f"{count} < parallel.pp={pp}: the 1f1b schedule needs one a stage"
+        smaller = [size for size in divisors(batch // dp) if batch // (dp * size) >= pp]
+        ways = [f"train.micro_batch_size={smaller[-1]}"] if smaller else []
+        ways += [f"train.global_batch_size={pp * unit}", "parallel.schedule=gpipe"]
+        return [Fault(key="train.global_batch_size", value=batch, rule=rule, way_out=", or ".join(ways))]
+    return []
+
+
+def divisors(number: int) -> list[int]:
+    """Every divisor, ascending."""
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
+
+
+def nearest_multiples(number: int, unit: int) -> str:
+    """The multiples of `unit` on both sides of `number`, in words."""
+    below = number - number % unit
+    return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def nearest_numbers(number: int, legal: list[int]) -> str:
+    """The legal numbers next to `number` on both sides, in words."""
+    below = [candidate for candidate in legal if candidate < number][-1:]
+    above = [candidate for candidate in legal if candidate >= number][:1]
+    return " or ".join(str(candidate) for candidate in below + above)
