@@ -1,0 +1,131 @@
+"""The tokenizer of a run: found by name or folder, or a byte-level BPE trained on the run's own text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from gooseslo.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+DEFAULT_VOCAB_SIZE = 8192
+SMALLEST_VOCAB_SIZE = 257
+"""Every byte, and the end of a text."""
+
+
+def load_tokenizer(name_or_folder: str, *, base_dir: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder (relative to `base_dir`), or of a Hub name whose files are on this machine already.
+
+    Nothing is downloaded: without a network the attempt alone takes most of a minute. DataError if there is none.
+    """
+    folder = base_dir / name_or_folder
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder) if folder.is_dir() else name_or_folder, local_files_only=True
+        )
+    except Exception as error:  # the library raises many kinds for a name or folder without a usable tokenizer
+        if folder.is_dir():
+            reason = "\n  " + (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise DataError(f"data.tokenizer={name_or_folder}: the folder holds no usable tokenizer{reason}") from error
+        raise DataError(
+            f"data.tokenizer={name_or_folder}: neither a folder nor a Hub name whose files are on this machine\n"
+            f"  fetch it once with `hf download {name_or_folder}`, or leave the key out for the built-in tokenizer"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"data.tokenizer={name_or_folder}: it has no end-of-text token (eos_token) to part documents")
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterator[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` entries, the same for the same texts; `<|endoftext|>` is entry 0."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=bpe,
+        eos_token=END_OF_TEXT,
+        bos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def choose_vocab_size(vocab_size: int | None, *, model_vocab_size: int) -> int:
+    """The size to train the built-in tokenizer to; DataError if it cannot be, or the model has too small a table."""
+    if vocab_size is None and model_vocab_size < SMALLEST_VOCAB_SIZE:
+        raise DataError(
+            f"model.config.vocab_size={model_vocab_size}: the built-in tokenizer has at least {SMALLEST_VOCAB_SIZE} "
+            f"entries\n  raise it to {SMALLEST_VOCAB_SIZE}, or name a smaller tokenizer with data.tokenizer"
+        )
+    size = min(DEFAULT_VOCAB_SIZE, model_vocab_size) if vocab_size is None else vocab_size
+    if size < SMALLEST_VOCAB_SIZE:
+        raise DataError(
+            f"data.vocab_size={size}: a byte-level tokenizer has at least {SMALLEST_VOCAB_SIZE} entries "
+            f"(256 bytes and {END_OF_TEXT})\n  nearest: {SMALLEST_VOCAB_SIZE}"
+        )
+    if size > model_vocab_size:
+        raise DataError(
+            f"data.vocab_size={size}: larger than the model's table, model.config.vocab_size={model_vocab_size}\n"
+            f"  largest: data.vocab_size={model_vocab_size}"
+        )
+    return size
+
+
+def check_fits(tokenizer: PreTrainedTokenizerBase, *, name: str, model_vocab_size: int) -> None:
+    """DataError if the tokenizer can give an id that the model's embedding table lacks."""
+    if (size := table_size(tokenizer)) > model_vocab_size:
+        raise DataError(
+            f"data.tokenizer={name}: {size} entries (added tokens included) do not fit the model's table, "
+            f"model.config.vocab_size={model_vocab_size}\n  set model.config.vocab_size={size} or more"
+        )
+
+
+def table_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows that an embedding needs: the largest id plus one. `vocab_size` alone leaves added tokens out."""
+    return max(len(tokenizer), max(tokenizer.get_vocab().values(), default=0) + 1)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash that changes when the ids of some text might."""
+    if tokenizer.is_fast:
+        content = tokenizer.backend_tokenizer.to_str()
+    else:
+        content = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
+    return hashlib.sha256(f"{tokenizer.eos_token_id} {content}".encode()).hexdigest()
+
+
+class DocumentEncoder:
+    """Ids of plain text: a document that spells a special token, such as <|endoftext|>, does not get its id.
+
+    (Where the spelling is also a word of the tokenizer's ordinary vocabulary, it is that word.)
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer = tokenizer
+        self._fast = None
+        if tokenizer.is_fast:
+            self._fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # settings below stay ours
+            self._fast.encode_special_tokens = True
+            self._fast.no_truncation()
+            self._fast.no_padding()
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        """One list of ids a text; a batch at once is several times as fast as one text a call."""
+        if self._fast is not None:
+            return [encoding.ids for encoding in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+        encoded = self._tokenizer(
+            texts, add_special_tokens=False, split_special_tokens=True, truncation=False, verbose=False
+        )
+        return [list(ids) for ids in encoded["input_ids"]]
