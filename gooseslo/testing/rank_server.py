@@ -205,7 +205,6 @@ def _rank_main(rank: int, world_size: int, connection: Connection, server_pid: i
 
 
 def _run_case(case: Case, rank: int, world_size: int) -> Outcome:
-    import torch
     import torch.distributed as dist
 
     try:
