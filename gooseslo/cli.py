@@ -46,8 +46,14 @@ def train(flags: Flags, args: list[str]) -> int:
         return _show(job)
     from gooseslo.engine.run import train as run
 
-    exit_code: int = run(job, overrides=args)
+    exit_code: int = run(job, overrides=args, cache_dir=cache_folder())
     return exit_code
+
+
+def cache_folder() -> Path:
+    """Where prepared data is kept between runs: $XDG_CACHE_HOME/gooseslo, or ~/.cache/gooseslo."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "gooseslo"
 
 
 def merge_checkpoint(flags: Flags, args: list[str]) -> int:
