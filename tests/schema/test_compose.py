@@ -188,7 +188,7 @@ FIELD = st.recursive(
 
 
 @settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
