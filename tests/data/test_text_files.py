@@ -1,5 +1,6 @@
 """Text files: what is read from them, and what each kind of bad file answers."""
 
+import itertools
 import json
 
 import pytest
@@ -49,7 +50,7 @@ def test_lists_and_parts(tmp_path):
 def test_parts_of_a_file_cover_it_once(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"line {i} ö\n" for i in range(57)))
     edges = [0.0, 0.13, 0.5, 0.77, 1.0]
-    sources = [{"path": "a.txt", "start": a, "end": b} for a, b in zip(edges, edges[1:])]
+    sources = [{"path": "a.txt", "start": a, "end": b} for a, b in itertools.pairwise(edges)]
     assert "".join(documents(TextCorpus(train=sources, base_dir=tmp_path))) == (tmp_path / "a.txt").read_text()
 
 
