@@ -1,0 +1,128 @@
+"""A command that launches workers, for test_launcher: `launch_cases.py CASE WORKERS RUN_DIR`.
+
+Its own process, because workers are forked from it and the process of the tests may have computed with threads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
+from gooseslo.engine.worker import Worker
+from gooseslo.errors import DataError, GooseError
+
+RENDEZVOUS_SECONDS = 20
+
+
+def succeed(worker: Worker) -> None:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    sys.stdout.write(f"a line of rank {worker.rank}\n")
+    os.write(2, b"a line of C++ code\n")
+    assert total.item() == worker.world_size and (worker.console is not None) == (worker.rank == 0)
+    if worker.console is not None:
+        worker.console.write(f"seen on the terminal: {torch.get_num_threads()} thread\n")
+
+
+def mark(worker: Worker) -> None:
+    (worker.run_dir / f"pid-{worker.rank}").write_text(str(os.getpid()))
+
+
+def raise_on_rank_1(worker: Worker) -> None:
+    mark(worker)
+    if worker.rank == 1:
+        raise ValueError("reed 17")
+    dist.barrier()
+
+
+def raise_late_after_the_others_failed(worker: Worker) -> None:
+    """Rank 1 drops its connections and raises only a second later, as when a clean-up takes its time."""
+    if worker.rank == 1:
+        dist.destroy_process_group()
+        time.sleep(1)
+        raise ValueError("reed 17")
+    dist.barrier()
+
+
+def kill_rank_2(worker: Worker) -> None:
+    mark(worker)
+    dist.barrier()
+    if worker.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def kill_rank_1_while_others_compute(worker: Worker) -> None:
+    mark(worker)
+    dist.barrier()
+    if worker.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def raise_a_data_error(worker: Worker) -> None:
+    if worker.rank == 1:
+        raise DataError("corpus.jsonl, line 7: not UTF-8")
+    dist.barrier()
+
+
+def exit_in_the_middle(worker: Worker) -> None:
+    if worker.rank == 0:
+        sys.exit(0)
+    dist.barrier()
+
+
+def wait_in_a_collective(worker: Worker) -> None:
+    mark(worker)
+    if worker.rank == 0:
+        time.sleep(600)
+    dist.barrier()
+
+
+def hide_the_cursor(worker: Worker) -> None:
+    if worker.console is not None:
+        worker.console.write("\x1b[?25l")
+        worker.console.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def run_beside_another(worker: Worker) -> None:
+    """End only when a second job, started at the same time, is running too."""
+    mark(worker)
+    other = Path(sys.argv[4])
+    deadline = time.monotonic() + RENDEZVOUS_SECONDS
+    while not (other / f"pid-{worker.rank}").exists():
+        assert time.monotonic() < deadline, "the other job did not start"
+        time.sleep(0.02)
+    succeed(worker)
+
+
+def main(case: str, num_workers: int, run_dir: Path) -> int:
+    spec = LaunchSpec(
+        num_workers=num_workers,
+        run_dir=run_dir,
+        device="cpu",
+        timeout_seconds=60,
+        shutdown_seconds=10,
+        coordinates=tuple(f"tp={rank} pp=0 dp=0" for rank in range(num_workers)),
+    )
+    try:
+        launch(spec, globals()[case])
+    except GooseError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except Interrupted as error:
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
