@@ -79,7 +79,7 @@ def generate(flags: Flags, args: list[str]) -> int:
         return _show(job)
     from gooseslo.engine.generate import generate as write
 
-    exit_code: int = write(job, sys.stdin, sys.stdout)
+    exit_code: int = write(job, stdin=sys.stdin, stdout=sys.stdout)
     return exit_code
 
 
