@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import gooseslo
-
 from gooseslo.schema.compose import compose_train
 from gooseslo.schema.store import config_folders, group_names, group_options
 
