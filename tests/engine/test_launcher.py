@@ -150,8 +150,16 @@ def test_a_signal_to_the_parent_ends_all_without_a_traceback(number, code, start
     assert time.monotonic() - started < 8 and session_members(process.pid) == []
 
 
+def test_workers_that_do_not_end_after_a_signal_are_killed(start, tmp_path):
+    process = start("wait_deaf", 2)
+    wait_for_workers(tmp_path / "run", 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == 143
+    assert session_members(process.pid) == []
+
+
 def test_workers_die_with_their_parent_even_inside_a_collective(start, tmp_path):
-    process = start("wait_in_a_collective", 2)
+    process = start("wait_deaf", 2)
     wait_for_workers(tmp_path / "run", 2)
     time.sleep(0.2)  # so that rank 1 is inside
     process.kill()
