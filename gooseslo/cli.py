@@ -46,8 +46,14 @@ def train(flags: Flags, args: list[str]) -> int:
         return _show(job)
     from gooseslo.engine.run import train as run
 
-    exit_code: int = run(job, overrides=args)
+    exit_code: int = run(job, overrides=args, cache_dir=cache_folder())
     return exit_code
+
+
+def cache_folder() -> Path:
+    """Where prepared data is kept between runs: $XDG_CACHE_HOME/gooseslo, or ~/.cache/gooseslo."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "gooseslo"
 
 
 def merge_checkpoint(flags: Flags, args: list[str]) -> int:
@@ -164,7 +170,8 @@ def read_flags(args: list[str]) -> Flags:
                 faults.append(Fault(key=flag, value=value or None, rule="needs its value", way_out=way_out))
         elif arg.startswith("-"):
             closest = difflib.get_close_matches(flag, FLAGS, n=1)
-            way_out = f"nearest: {closest[0]}" if closest else f"flags: {', '.join(FLAGS)}; keys take no dashes"
+            hint = f"nearest: {closest[0]}" if closest else f"flags: {', '.join(FLAGS)}"
+            way_out = f"{hint}; keys take no dashes" if equals else hint
             faults.append(Fault(key=arg, rule="no such flag", way_out=way_out))
         else:
             overrides.append(arg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sysconfig
 from collections.abc import Iterator
@@ -30,13 +31,15 @@ class StdlibCorpus:
     def files(self) -> dict[str, list[PurePosixPath]]:
         """Relative paths by split, sorted. DataError where the interpreter came without its sources."""
         found: dict[str, list[PurePosixPath]] = {split: [] for split in SPLITS}
-        for path in sorted(self.root.rglob("*.py")):
-            relative = PurePosixPath(path.relative_to(self.root).as_posix())
-            folders = relative.parts[:-1]
-            if (folders[:1] and folders[0] in _EXCLUDED_TOP) or _EXCLUDED_ANYWHERE.intersection(folders):
-                continue
-            if path.stat().st_size:
-                found[split_of(relative)].append(relative)
+        for folder, subfolders, names in os.walk(self.root):
+            place = PurePosixPath(Path(folder).relative_to(self.root).as_posix())
+            excluded = _EXCLUDED_ANYWHERE | (_EXCLUDED_TOP if place == PurePosixPath() else frozenset())
+            subfolders[:] = [name for name in subfolders if name not in excluded]
+            for name in names:
+                if name.endswith(".py") and Path(folder, name).stat().st_size:
+                    found[split_of(place / name)].append(place / name)
+        for files in found.values():
+            files.sort()
         if not all(found.values()):
             raise DataError(
                 f"data=stdlib: {self.root} does not hold the sources of the standard library\n"

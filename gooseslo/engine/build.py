@@ -2,19 +2,134 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from gooseslo.data.loader import EvalLoader, TrainLoader
+from gooseslo.data.order import SampleOrder
+from gooseslo.engine.checkpoint.folders import Retention
+from gooseslo.engine.checkpoint.load import load_tensors, read_state
+from gooseslo.engine.checkpoint.save import LocalState, save_step
+from gooseslo.engine.hf import write_model_files
+from gooseslo.engine.loop import LoopSettings, Position, Trainer
+from gooseslo.engine.metrics import MetricsWriter, describer
 from gooseslo.engine.model import LocalModel, build_model
+from gooseslo.engine.optimizer import build_lr_schedule, build_optimizer, optimizer_tensors, set_updates
 from gooseslo.engine.plan import Plan
+from gooseslo.engine.report import Reporter
+from gooseslo.engine.sources import RunData
 from gooseslo.engine.step import StepLoss, TrainStep
+from gooseslo.engine.worker import Worker
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.schedule import PipelineRunner, Runner, SequentialRunner
 from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.tensor.layouts import split_vocabulary
 from gooseslo.policies.registry import find_policy
-from gooseslo.schema.groups import TrainConfig
+from gooseslo.schema.groups import TrainConfig, TrainJob
+
+
+def build_trainer(
+    worker: Worker, job: TrainJob, plan: Plan, data: RunData, *, start: Path | None
+) -> tuple[Trainer, Position]:
+    """Everything of one rank's run, and where it begins: at `start`, a step folder, or at random weights.
+
+    Collective over all ranks.
+    """
+    context = ParallelContext(plan.topology, worker.rank)
+    train_loader, eval_loader = build_loaders(job, data, context)
+    train_step = build_step(plan, context, job.train, seed=job.run.seed, device=worker.device)
+    optimizer = build_optimizer(job.optimizer, train_step.model.parameters())
+    lr_at = build_lr_schedule(job.lr_schedule, peak=job.optimizer.lr, horizon=job.train.steps)
+    position = Position() if start is None else resume(start, train_step.model, optimizer, job.optimizer.name)
+    trainer = Trainer(
+        train_step=train_step,
+        optimizer=optimizer,
+        lr_at=lr_at,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        settings=LoopSettings(
+            last_step=job.train.stop_after or job.train.steps,
+            eval_every=job.train.eval_every,
+            save_every=job.checkpoint.every,
+            save_at_end=job.checkpoint.final or job.train.stop_after is not None,
+        ),
+        save=build_saver(worker, job, plan, data, train_step.model, optimizer, context),
+        describe=describer(plan, job),
+        observers=[MetricsWriter(worker.run_dir / "metrics.jsonl"), Reporter(worker, job)] if worker.rank == 0 else [],
+    )
+    return trainer, position
+
+
+def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tuple[TrainLoader, EvalLoader | None]:
+    """This data-parallel rank's training batches, and its part of the held-out split where there is one."""
+    train, topology = job.train, context.topology
+    dataset = data.dataset("train", train.sequence_length)
+    train_loader = TrainLoader(
+        dataset,
+        SampleOrder(num_samples=dataset.num_samples, seed=job.run.seed),
+        global_batch_size=train.global_batch_size,
+        micro_batch_size=train.micro_batch_size,
+        dp_rank=context.at.dp,
+        dp_size=topology.dp,
+    )
+    if "valid" not in data.splits or train.eval_batches == 0:
+        return train_loader, None
+    eval_loader = EvalLoader(
+        data.dataset("valid", train.sequence_length),
+        eval_batches=train.eval_batches,
+        global_batch_size=train.global_batch_size,
+        dp_rank=context.at.dp,
+        dp_size=topology.dp,
+    )
+    return train_loader, eval_loader
+
+
+def resume(start: Path, model: LocalModel, optimizer: torch.optim.Optimizer, optimizer_name: str) -> Position:
+    """Fill weights and optimizer from a step folder, of any layout; each rank reads its own slices."""
+    parameters = model.parameters()
+    position = Position(**read_state(start)["position"])
+    load_tensors(start, {name: (p.detach(), model.placements[name]) for name, p in parameters.items()})
+    state = optimizer_tensors(optimizer, optimizer_name, parameters, model.placements, create=position.updates > 0)
+    load_tensors(start, state, optimizer=True)
+    set_updates(optimizer, position.updates)
+    return position
+
+
+def build_saver(
+    worker: Worker,
+    job: TrainJob,
+    plan: Plan,
+    data: RunData,
+    model: LocalModel,
+    optimizer: torch.optim.Optimizer,
+    context: ParallelContext,
+) -> Callable[[Position], None]:
+    """The function that writes a step folder; collective over all ranks."""
+
+    def save(position: Position) -> None:
+        parameters = model.parameters()
+        placements = model.placements
+        save_step(
+            worker.run_dir / "checkpoints",
+            position.step,
+            local=LocalState(
+                tensors={name: (p.detach(), placements[name]) for name, p in parameters.items()},
+                optimizer=optimizer_tensors(optimizer, job.optimizer.name, parameters, placements),
+            ),
+            coordinates=context.at,
+            topology=asdict(plan.topology),
+            state={"step": position.step, "position": asdict(position), "seed": job.run.seed},
+            tied=model.aliases,
+            write_common=lambda folder: write_model_files(folder, plan.config, data.tokenizer_folder),
+            retention=Retention(keep=job.checkpoint.keep, keep_every=job.checkpoint.keep_every),
+        )
+
+    return save
 
 
 def build_step(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import shutil
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as hf_logging
 
@@ -50,6 +53,17 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model
+
+
+def write_model_files(folder: Path, config: PretrainedConfig, tokenizer_folder: Path | None) -> None:
+    """Write `config.json`, `generation_config.json` and the tokenizer's files, as `from_pretrained` wants them."""
+    config = copy.deepcopy(config)
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    if tokenizer_folder is not None:
+        for file in tokenizer_folder.iterdir():
+            shutil.copyfile(file, folder / file.name)
 
 
 def _unknown_field(name: str, value: Any, known: set[str]) -> Fault:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -17,8 +18,9 @@ from gooseslo.parallel.pipeline.partition import layer_ranges, partition_by_weig
 from gooseslo.parallel.tensor.apply import part_placements
 from gooseslo.policies.policy import Policy
 from gooseslo.policies.registry import find_policy
-from gooseslo.schema.checks import check_model
+from gooseslo.schema.checks import check_model, check_train
 from gooseslo.schema.groups import TrainJob
+from gooseslo.schema.topology import data_parallel_size, num_micro_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,14 @@ class Plan:
     @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
+
+    def with_end_of_text(self, token_id: int | None) -> Plan:
+        """The same plan for a model whose text ends with `token_id`; None leaves its config alone."""
+        if token_id is None:
+            return self
+        config = copy.deepcopy(self.config)
+        config.bos_token_id = config.eos_token_id = token_id
+        return replace(self, config=config)
 
     def __str__(self) -> str:
         t = self.topology
@@ -65,7 +75,7 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     device only.
     """
     config = make_config(job.model.architecture, job.model.config)
-    faults = check_model(
+    faults = check_train(job, num_devices=num_devices) + check_model(
         job,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -80,8 +90,8 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
 
     parallel = job.parallel
     device = ("cuda" if num_devices else "cpu") if job.device == "auto" else job.device
-    workers = job.launcher.workers or (num_devices if device == "cuda" else 0)
-    dp = parallel.dp or max(1, workers // (parallel.tp * parallel.pp))
+    dp = data_parallel_size(job, num_devices)
+    assert dp is not None, "check_train found no fault in the workers"
     topology = Topology(tp=parallel.tp, pp=parallel.pp, dp=dp)
     counts = _partition(model, policy, parallel.partition, parallel.pp)
     return Plan(
@@ -89,7 +99,7 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
         device=device,
         precision="fp32" if job.train.precision == "auto" else job.train.precision,
         schedule="1f1b" if parallel.schedule == "auto" else parallel.schedule,
-        num_micro_batches=job.train.global_batch_size // (dp * job.train.micro_batch_size),
+        num_micro_batches=num_micro_batches(job, dp),
         layers_per_stage=counts,
         num_parameters=sum(p.numel() for p in model.parameters()),
         local_parameters={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class StepResult:
     """Of the whole model, before clipping."""
     num_tokens: int
     """Predicted tokens of the step."""
+    skipped: bool
+    """The gradient was not finite, so no weight was changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +62,12 @@ class TrainStep:
         """Train on this data-parallel rank's [samples, S] batch; `update` runs on clipped gradients."""
         loss, num_tokens = self.gradients(input_ids, labels, step=step)
         norm = self.norm()
-        clip_gradients(self.buffer.flats, norm, self.clip_grad_norm)
-        update()
-        return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens)
+        # The norm is bit-equal on all ranks of a model replica and over replicas: all skip, or none.
+        skipped = not math.isfinite(norm.item())
+        if not skipped:
+            clip_gradients(self.buffer.flats, norm, self.clip_grad_norm)
+            update()
+        return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens, skipped=skipped)
 
     def gradients(self, input_ids: Tensor, labels: Tensor, *, step: int) -> tuple[float, int]:
         """Loss and predicted tokens of the step; the gradients of the whole batch stand in `.grad`."""

@@ -17,6 +17,7 @@ def lint(model: nn.Module, policy: Policy, *, tied: bool) -> None:
     """Raise PolicyError with every misfit of `policy` with the whole `model` (on any device)."""
     modules = dict(model.named_modules())
     faults = [*_unresolved(modules, policy), *_claims(model, policy), *_dropouts(modules, policy)]
+    faults += [f"{name} is a buffer, and nothing would fill it" for name, _ in model.named_buffers()]
     if tied:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for alias, owner in policy.tied.items():

@@ -47,8 +47,9 @@ def _compose(
 ) -> Job:
     read = [read_argument(argument) for argument in args]
     faults = [item for item in read if isinstance(item, Fault)]
-    typed = [item for item in read if isinstance(item, Assignment)]
-    filed = read_config_file(config_file, all_keys(job_type)) if config_file else []
+    typed: list[Assignment] = [item for item in read if isinstance(item, Assignment)]
+    filed: list[Assignment] = read_config_file(config_file, all_keys(job_type)) if config_file else []
+    base: Any
     if job_type is TrainJob:
         choices = choose_options(filed, typed)
         base, values, groups = _compose_groups(choices), choices.values, group_names()

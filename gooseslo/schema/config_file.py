@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from gooseslo.errors import ConfigError, Fault
-from gooseslo.schema.keys import OPEN_KEY
+from gooseslo.schema.keys import OPEN_KEY, sections
 from gooseslo.schema.overrides import Assignment
+from gooseslo.schema.store import SCHEMAS
 from gooseslo.schema.values import Raw, Scalar
 
 NULLS = ("", "~", "null", "Null", "NULL")
@@ -59,9 +60,14 @@ def _leaves(node: yaml.MappingNode, prefix: str, path: Path, keys: dict[str, Any
         is_value = (key in keys and key != OPEN_KEY) or prefix == f"{OPEN_KEY}."
         if isinstance(child, yaml.MappingNode) and not is_value and child.value:
             yield from _leaves(child, f"{key}.", path, keys)
-        else:
+        elif not (key in SCHEMAS.keys() | sections(keys) - {OPEN_KEY} and _is_empty(child)):
             where = f"{path}, line {child.start_mark.line + 1}"
             yield Assignment(key=key, raw=_raw(child, path), shown=key, where=where)
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    """A section without keys, as `fusion: {}` or as `train:` with every line below it commented out."""
+    return not node.value or (isinstance(node, yaml.ScalarNode) and node.style is None and node.value in NULLS)
 
 
 def _items(node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, yaml.Node]]:

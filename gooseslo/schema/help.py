@@ -46,8 +46,10 @@ def job_help(job_type: type) -> str:
         for field in dataclasses.fields(schema):
             key, hint = f"{prefix}{field.name}", _type_of(schema, field.name)
             if key not in seen and not dataclasses.is_dataclass(hint):
-                owner = next(base for base in schema.__mro__ if field.name in inspect.get_annotations(base))
-                words = docs.get((owner.__name__, field.name), "") + (_options_note(key) if has_groups else "")
+                said = (
+                    docs[base.__name__, field.name] for base in schema.__mro__ if (base.__name__, field.name) in docs
+                )
+                words = next(said, "") + (_options_note(key) if has_groups else "")
                 lines += _entry(key, hint, _default(field), words)
             seen.add(key)
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Any
 
+from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.store import SCHEMAS
 from gooseslo.schema.values import OPEN
 
@@ -32,7 +33,7 @@ def keys_of(config: Any, prefix: str = "") -> dict[str, Any]:
 def all_keys(job_type: type) -> dict[str, Any]:
     """The keys of a job under any choice of group options."""
     keys = keys_of(job_type)
-    if any(field.name in SCHEMAS for field in dataclasses.fields(job_type)):
+    if job_type is TrainJob:
         for group, classes in SCHEMAS.items():
             for schema in classes.values():
                 keys |= keys_of(schema, f"{group}.")

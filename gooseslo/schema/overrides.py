@@ -9,7 +9,7 @@ from gooseslo.errors import Fault
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.values import Raw, Scalar
 
-ARGUMENT = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[^=\s]+?)(?:=(?P<value>.*))?", re.DOTALL)
+ARGUMENT = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[^=\s-][^=\s]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)

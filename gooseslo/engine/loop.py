@@ -1,0 +1,153 @@
+"""The training loop: steps, evaluations and saves, from wherever the run stands to where it stops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from gooseslo.data.loader import EvalLoader, TrainLoader
+from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes
+from gooseslo.engine.optimizer import set_lr
+from gooseslo.engine.step import StepResult, TrainStep
+
+MAX_SKIPPED_STEPS = 10
+"""So many steps in a row without a finite gradient end the run: no later one will have one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far a run has come; saved in every checkpoint's `state.json`."""
+
+    step: int = 0
+    """Steps done, skipped ones included."""
+    updates: int = 0
+    """Optimizer updates done: what the LR schedule counts."""
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+
+
+class Observer(Protocol):
+    """Takes each line of `metrics.jsonl` on the rank that writes it."""
+
+    def __call__(self, record: dict[str, object]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """When the loop evaluates, saves and stops; in steps."""
+
+    last_step: int
+    eval_every: int
+    save_every: int
+    save_at_end: bool
+
+
+class Trainer:
+    """One rank's training; every method is collective over all ranks."""
+
+    def __init__(
+        self,
+        *,
+        train_step: TrainStep,
+        optimizer: torch.optim.Optimizer,
+        lr_at: Callable[[int], float],
+        train_loader: TrainLoader,
+        eval_loader: EvalLoader | None,
+        settings: LoopSettings,
+        save: Callable[[Position], None],
+        describe: Callable[[TrainRecord], dict[str, object]],
+        observers: list[Observer],
+    ):
+        """`save` writes a step folder; `describe` completes a train record; `observers` is empty but on rank 0."""
+        self.train_step = train_step
+        self.optimizer = optimizer
+        self.lr_at = lr_at
+        self.train_loader, self.eval_loader = train_loader, eval_loader
+        self.settings = settings
+        self.save, self.describe, self.observers = save, describe, observers
+
+    def fit(self, position: Position) -> Position:
+        """Train from `position` to the last step; gives where the run then stands."""
+        settings = self.settings
+        skipped_in_a_row = 0
+        while position.step < settings.last_step:
+            position, skipped = self._one_step(position)
+            skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
+            if skipped_in_a_row >= MAX_SKIPPED_STEPS:
+                raise FloatingPointError(
+                    f"{MAX_SKIPPED_STEPS} steps in a row had no finite gradient, the last of them step {position.step}"
+                )
+            at_end = position.step == settings.last_step
+            if self.eval_loader is not None and (at_end or _is_due(position.step, settings.eval_every)):
+                self._evaluate(position, "valid", self.eval_loader)
+            if (at_end and settings.save_at_end) or _is_due(position.step, settings.save_every):
+                self.save(position)
+        return position
+
+    def _one_step(self, position: Position) -> tuple[Position, bool]:
+        """One global batch; whether its update was skipped for want of a finite gradient."""
+        began = time.perf_counter()
+        batch = self.train_loader.batch(position.consumed_samples)
+        waited = time.perf_counter() - began
+        lr = self.lr_at(position.updates)
+        set_lr(self.optimizer, lr)
+        result = self.train_step(batch.input_ids, batch.labels, step=position.step, update=self.optimizer.step)
+        seconds = time.perf_counter() - began
+        position = replace(
+            position,
+            step=position.step + 1,
+            updates=position.updates + (not result.skipped),
+            consumed_samples=position.consumed_samples + self.train_loader.global_batch_size,
+            consumed_tokens=position.consumed_tokens + result.num_tokens,
+        )
+        self._report(position, result, lr=lr, seconds=seconds, waited=waited)
+        return position, result.skipped
+
+    def _report(self, position: Position, result: StepResult, *, lr: float, seconds: float, waited: float) -> None:
+        memory_bytes = self._largest(peak_memory_bytes(self.train_step.device))
+        record = TrainRecord(
+            step=position.step,
+            loss=result.loss,
+            lr=lr,
+            grad_norm=result.grad_norm,
+            tokens=result.num_tokens,
+            consumed_samples=position.consumed_samples,
+            consumed_tokens=position.consumed_tokens,
+            step_seconds=seconds,
+            data_wait_seconds=waited,
+            memory_bytes=memory_bytes,
+            skipped=result.skipped,
+        )
+        self._observe(lambda: self.describe(record))
+
+    def _evaluate(self, position: Position, split: str, loader: EvalLoader) -> None:
+        """Mean loss over the split's predicted tokens, each sample once."""
+        total, num_tokens = 0.0, 0
+        for batch in loader:
+            loss, count = self.train_step.evaluate(batch.input_ids, batch.labels)
+            total, num_tokens = total + loss, num_tokens + count
+        loss = total / max(1, num_tokens)
+        self._observe(lambda: eval_record(step=position.step, split=split, loss=loss, samples=loader.num_samples))
+
+    def _observe(self, record: Callable[[], dict[str, object]]) -> None:
+        if self.observers:
+            line = record()
+            for observer in self.observers:
+                observer(line)
+
+    def _largest(self, value: int) -> int:
+        """The maximum over all ranks."""
+        if not dist.is_initialized():
+            return value
+        tensor = torch.tensor(value, device=self.train_step.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor.item())
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,105 @@
+"""Tokenizers: the built-in one is complete and deterministic, and one too large for the model is refused."""
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from gooseslo.data.tokenizer import (
+    DocumentEncoder,
+    check_fits,
+    choose_vocab_size,
+    load_tokenizer,
+    table_size,
+    train_tokenizer,
+)
+from gooseslo.errors import DataError
+
+TEXTS = ["the goose honks at the pond\n" * 50, "def f(x):\n    return x\n" * 50]
+
+
+def word_tokenizer():
+    words = ["<eod>", "<unk>", "<pad>", "goose", "honk", "pond", "egg", "reed", "wing", "nest"]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eod>", pad_token="<pad>", unk_token="<unk>")
+
+
+def test_added_tokens_count_towards_the_table():
+    tokenizer = word_tokenizer()
+    check_fits(tokenizer, name="t0", model_vocab_size=10)
+    tokenizer.add_tokens(["gander"])
+    assert tokenizer.vocab_size == 10 and table_size(tokenizer) == 11
+    with pytest.raises(DataError) as caught:
+        check_fits(tokenizer, name="t0", model_vocab_size=10)
+    assert all(word in str(caught.value) for word in ["data.tokenizer=t0", "11", "model.config.vocab_size=10"])
+
+
+def test_built_in_tokenizer_spells_every_text_and_reloads(tmp_path):
+    tokenizer = train_tokenizer(iter(TEXTS), vocab_size=300)
+    assert len(tokenizer) <= 300 and tokenizer.eos_token_id == 0
+    assert tokenizer.eos_token == tokenizer.bos_token == tokenizer.pad_token == "<|endoftext|>"
+    tokenizer.save_pretrained(tmp_path)
+    text = "  naïve\t🪿 goose\r\n\x00"
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert each.decode(each(text)["input_ids"]) == text
+        assert each.eos_token_id == 0
+
+
+def test_training_is_deterministic():
+    first, second = (train_tokenizer(iter(TEXTS), vocab_size=290) for _ in range(2))
+    assert first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
+
+
+def test_smallest_built_in_tokenizer_is_the_bytes():
+    tokenizer = train_tokenizer(iter(TEXTS), vocab_size=257)
+    assert len(tokenizer) == 257
+    assert len(tokenizer("goose")["input_ids"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "table", "size"), [(None, 50257, 8192), (None, 4000, 4000), (500, 50257, 500), (257, 257, 257)]
+)
+def test_size_of_the_built_in_tokenizer(asked, table, size):
+    assert choose_vocab_size(asked, model_vocab_size=table) == size
+
+
+@pytest.mark.parametrize(
+    ("asked", "table", "words"),
+    [
+        (256, 50257, ["data.vocab_size=256", "257"]),
+        (9000, 8192, ["data.vocab_size=9000", "model.config.vocab_size=8192"]),
+        (None, 40, ["model.config.vocab_size=40", "257"]),
+    ],
+)
+def test_sizes_that_cannot_be(asked, table, words):
+    with pytest.raises(DataError) as caught:
+        choose_vocab_size(asked, model_vocab_size=table)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_document_that_spells_the_end_of_text_stays_one_document():
+    tokenizer = train_tokenizer(iter(TEXTS), vocab_size=300)
+    text = "goose <|endoftext|> honk"
+    (ids,) = DocumentEncoder(tokenizer)([text])
+    assert 0 not in ids and tokenizer.decode(ids) == text
+    assert 0 in tokenizer(text)["input_ids"]  # the run's own tokenizer is left as it was
+
+
+def test_neither_folder_nor_cached_name(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load_tokenizer("nobody/no-such-tokenizer", base_dir=tmp_path)
+    assert "data.tokenizer=nobody/no-such-tokenizer" in str(caught.value)
+
+
+def test_folder_without_a_tokenizer(tmp_path):
+    (tmp_path / "tok").mkdir()
+    with pytest.raises(DataError, match="no usable tokenizer"):
+        load_tokenizer("tok", base_dir=tmp_path)
+
+
+def test_tokenizer_without_an_end_of_text(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "tok")
+    with pytest.raises(DataError, match="eos_token"):
+        load_tokenizer("tok", base_dir=tmp_path)

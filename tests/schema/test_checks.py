@@ -1,0 +1,165 @@
+"""Impossible jobs are refused from the configuration alone, with numbers, keys and the nearest legal value."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from gooseslo.schema.checks import check_model, check_train
+from gooseslo.schema.compose import compose_train
+from gooseslo.schema.groups import TrainJob
+from gooseslo.schema.topology import data_parallel_size, num_micro_batches, num_workers
+
+
+def job_with(**keys):
+    """The default job with `group__key` values, unchecked."""
+    job = TrainJob()
+    for name, value in keys.items():
+        group, _, key = name.partition("__")
+        job = dataclasses.replace(
+            job, **{group: dataclasses.replace(getattr(job, group), **{key: value}) if key else value}
+        )
+    return job
+
+
+def messages(job, **options):
+    return [str(fault) for fault in check_train(job, **options)]
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "workers", "words"),
+    [
+        (2, 4, 4, ["2 x 4 = 8 > 4", "launcher.workers=8"]),
+        (2, 1, 3, ["3 is not divisible by 2", "launcher.workers=2 or 4"]),
+        (3, 1, 4, ["4 is not divisible by 3", "launcher.workers=3 or 6", "parallel.tp=2 or 4"]),
+        (0, 1, 4, ["parallel.tp=0: must be at least 1"]),
+        (1, -1, 4, ["parallel.pp=-1: must be at least 1"]),
+    ],
+)
+def test_a_world_that_does_not_fit(tp, pp, workers, words):
+    (message,) = messages(job_with(parallel__tp=tp, parallel__pp=pp, launcher__workers=workers))
+    for word in words:
+        assert word in message
+    assert len(message.splitlines()) <= 5
+
+
+def test_tp_three_with_three_workers_fits():
+    assert messages(job_with(parallel__tp=3, launcher__workers=3)) == []
+
+
+def test_workers_follow_from_devices():
+    job = job_with(parallel__tp=2)
+    assert num_workers(job, None) is None and num_workers(job, 0) == 2 and num_workers(job, 8) == 8
+    assert data_parallel_size(job, 8) == 4
+    assert num_micro_batches(job, 4) == 1
+    assert num_workers(job_with(parallel__tp=2, parallel__dp=2, device="cpu"), None) == 4
+    (message,) = messages(job, num_devices=1)
+    assert "2 x 1 = 2 > 1" in message and "device=cpu" in message
+    assert "no CUDA device" in messages(job_with(device="cuda"), num_devices=0)[0]
+    (message,) = messages(job_with(parallel__dp=3, launcher__workers=4))
+    assert "1 x 1 x 3 = 3" in message and "parallel.dp=4" in message
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "dp", "nearest"),
+    [
+        (5, 2, None, "train.global_batch_size=4 or 6, or train.micro_batch_size=1 or 5"),
+        (8, 3, None, "train.global_batch_size=6 or 9, or train.micro_batch_size=2 or 4"),
+        (8, 2, 3, "train.global_batch_size=6 or 12"),
+    ],
+)
+def test_a_batch_that_does_not_divide(batch, micro, dp, nearest):
+    job = job_with(train__global_batch_size=batch, train__micro_batch_size=micro, parallel__dp=dp, device="cpu")
+    (message,) = messages(job)
+    assert str(batch) in message and f"= {micro * (dp or 1)}" in message and nearest in message
+
+
+def test_fewer_micro_batches_than_stages():
+    """1F1B of torch raises then; GPipe runs."""
+    job = job_with(train__global_batch_size=4, train__micro_batch_size=2, parallel__pp=4)
+    (message,) = messages(job)
+    assert "2 micro-batches < parallel.pp=4" in message
+    assert "train.micro_batch_size=1, or train.global_batch_size=8, or parallel.schedule=gpipe" in message
+    assert messages(job_with(train__global_batch_size=4, parallel__pp=4, parallel__schedule="gpipe")) == []
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "run.seed=-1",
+        "run.name=a/b",
+        "run.name=",
+        "run.dir=",
+        "train.steps=0",
+        "train.stop_after=101",
+        "train.sequence_length=1",
+        "train.eval_every=-1",
+        "train.precision=bf16",
+        "optimizer.lr=-1",
+        "optimizer.betas=[0.9]",
+        "optimizer.betas=[0.9,1.0]",
+        "optimizer.eps=0",
+        "lr_schedule.min_ratio=2",
+        "lr_schedule.warmup_steps=-1",
+        "zero.stage=1",
+        "data.vocab_size=0",
+        "checkpoint.keep=-1",
+        "checkpoint.resume=nevr",
+        "launcher.workers=0",
+        "parallel.schedule=zbv",
+        "parallel.partition=time",
+        "parallel.partition=[3]",
+        "parallel.partition=[3,0]",
+        "parallel.partition=3",
+        "device=gpu",
+    ],
+)
+def test_out_of_range(argument):
+    from gooseslo.errors import ConfigError
+
+    with pytest.raises(ConfigError) as error:
+        compose_train(["parallel.pp=2", argument])
+    (fault,) = error.value.faults
+    assert fault.key == argument.partition("=")[0]
+
+
+def test_text_data_needs_files():
+    from gooseslo.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"data\.train: is required"):
+        compose_train(["data=text"])
+    with pytest.raises(ConfigError, match=r"data\.vocab_size=300.*data\.tokenizer"):
+        compose_train(["data.vocab_size=300", "data.tokenizer=gpt2"])
+
+
+GPT2 = {"num_layers": 12, "num_heads": 12, "num_positions": 1024, "vocab_size": 50257}
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"parallel__tp": 5}, ["12 attention heads", "nearest: 4 or 6", "legal: 1, 2, 3, 4, 6, 12"]),
+        ({"parallel__pp": 13}, ["12 layers", "nearest: 12"]),
+        ({"train__sequence_length": 1025}, ["1024 positions", "nearest: 1024"]),
+        ({"parallel__pp": 5, "parallel__partition": [3, 3, 3, 3, 3]}, ["sums to 15", "[3,3,2,2,2]"]),
+        ({"data__vocab_size": 50258}, ["table of 50257"]),
+    ],
+)
+def test_a_job_that_does_not_fit_its_model(keys, words):
+    (fault,) = check_model(job_with(**keys), **GPT2)
+    for word in words:
+        assert word in str(fault)
+
+
+def test_a_job_that_fits_its_model():
+    job = job_with(parallel__tp=3, parallel__pp=5, train__sequence_length=1024, data__vocab_size=50257)
+    assert check_model(job, **GPT2) == []
+    assert check_model(job_with(train__sequence_length=10**6), **(GPT2 | {"num_positions": None})) == []
+
+
+def test_the_schema_needs_no_torch():
+    code = (
+        "import sys, gooseslo.schema.compose as c; c.compose_train(['recipe=demo']); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,79 @@
+"""A continued run may change its layout, not what it computes."""
+
+import pytest
+import yaml
+
+from gooseslo.schema.compose import compose_train
+from gooseslo.schema.dump import dump_yaml
+from gooseslo.schema.resume import check_resume
+
+BASE = ["data=text", "data.train=a.txt"]
+
+
+def differences(old_args, new_args):
+    old = yaml.safe_load(dump_yaml(compose_train([*BASE, *old_args])))
+    return [fault.key for fault in check_resume(old, compose_train([*BASE, *new_args]))]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "parallel.tp=2",
+        "parallel.dp=2",
+        "parallel.schedule=gpipe",
+        "parallel.partition=uniform",
+        "train.micro_batch_size=4",
+        "train.precision=fp64",
+        "train.clip_grad_norm=0",
+        "train.eval_every=7",
+        "train.stop_after=7",
+        "checkpoint.every=7",
+        "launcher.workers=2",
+        "logging.progress=false",
+        "device=cpu",
+        "run.name=other",
+        "model.name=renamed",
+    ],
+)
+def test_what_may_change(argument):
+    assert differences([], [argument]) == []
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "model.config.n_layer=4",
+        "run.seed=1",
+        "train.steps=200",
+        "train.global_batch_size=16",
+        "train.sequence_length=128",
+        "optimizer.lr=1e-3",
+        "optimizer.betas=[0.9,0.99]",
+        "lr_schedule.warmup_steps=5",
+        "data.tokenizer=gpt2",
+        "data.valid=b.txt",
+        "data.train=[a.txt]",
+    ],
+)
+def test_what_is_refused(argument):
+    assert differences([], [argument]) == [argument.partition("=")[0]]
+    assert differences([argument], []) == [argument.partition("=")[0]]
+
+
+def test_changed_groups_name_their_keys():
+    keys = {"optimizer.name", "optimizer.betas", "optimizer.eps", "optimizer.momentum"}
+    assert set(differences([], ["optimizer=sgd"])) == keys
+
+
+def test_the_horizon_grows_where_the_schedule_is_constant():
+    constant = "lr_schedule=constant"
+    assert differences([constant], [constant, "train.steps=200"]) == []
+    assert differences([constant, "train.steps=200"], [constant]) == ["train.steps"]
+
+
+def test_a_key_the_old_run_did_not_have_must_have_its_default():
+    new = compose_train([*BASE, "data.text_key=body"])
+    old = yaml.safe_load(dump_yaml(new))
+    del old["data"]["text_key"]
+    assert [fault.key for fault in check_resume(old, new)] == ["data.text_key"]
+    assert check_resume(old, compose_train(BASE)) == []

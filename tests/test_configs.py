@@ -1,0 +1,41 @@
+"""Every shipped YAML composes, is a whole job, and is what its name says."""
+
+import pytest
+
+from gooseslo.schema.compose import compose_train
+from gooseslo.schema.store import config_folders, group_names, group_options
+
+NEEDED = {("data", "text"): ["data.train=a.txt"]}
+OPTIONS = [(group, option) for group in group_names() for option in group_options(group)]
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_an_option_composes(group, option):
+    job = compose_train([f"{group}={option}", *NEEDED.get((group, option), [])])
+    if hasattr(getattr(job, group, None), "name"):
+        assert getattr(job, group).name == option
+
+
+def test_the_option_a_group_has_is_a_file():
+    configs, recipes = config_folders()
+    files = {(path.parent.name, path.stem) for path in configs.glob("*/*.yaml")}
+    assert files | {("recipe", path.stem) for path in recipes.glob("*.yaml")} == set(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("model", "millions"),
+    [("gpt2-tiny", 8.5), ("gpt2", 124.4), ("gpt2-medium", 354.8), ("gpt2-large", 774.0), ("gpt2-xl", 1557.6)],
+)
+def test_a_model_has_its_published_size(model, millions):
+    config = compose_train([f"model={model}"]).model.config
+    width, layers = config["n_embd"], config["n_layer"]
+    # Per block: attention 4 w^2 + 4 w, MLP 8 w^2 + 5 w, two norms 4 w; then the last norm; the head is tied.
+    tables = (config["vocab_size"] + config["n_positions"]) * width
+    assert (tables + layers * (12 * width**2 + 13 * width) + 2 * width) / 1e6 == pytest.approx(millions, abs=0.06)
+    assert width % config["n_head"] == 0
+
+
+def test_a_recipe_says_how_it_is_run():
+    for path in config_folders()[1].glob("*.yaml"):
+        head = path.read_text().partition("\ndefaults")[0]
+        assert "# Hardware:" in head and f"# Command:  gooseslo train recipe={path.stem}" in head
