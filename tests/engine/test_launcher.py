@@ -36,8 +36,11 @@ def start(tmp_path):
     yield run
     for process in started:
         process.kill()
+        left = wait_until_gone(process.pid)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
         process.communicate()
-        assert wait_until_gone(process.pid) == []
+        assert left == []
     assert [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith("torchinductor")] == []
 
 
