@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -184,8 +185,10 @@ def test_the_cursor_is_shown_again_when_rank_0_dies_in_a_live_display(start):
     ours, theirs = pty.openpty()
     process = start("hide_the_cursor", 2, stdout=theirs)
     process.communicate(timeout=60)
+    seen = ""
+    while select.select([ours], [], [], 0.1)[0]:
+        seen += os.read(ours, 4096).decode()
     os.close(theirs)
-    seen = os.read(ours, 4096).decode()
     os.close(ours)
     assert process.returncode == 1
     assert seen.index("\x1b[?25l") < seen.index("\x1b[?25h")

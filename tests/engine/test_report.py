@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import select
 import struct
 import termios
 from pathlib import Path
@@ -41,7 +42,10 @@ def terminal():
 
     def written():
         stream.flush()
-        return os.read(ours, 1 << 16).decode()
+        parts = []
+        while select.select([ours], [], [], 0.1)[0]:  # a terminal gives its text in pieces
+            parts.append(os.read(ours, 1 << 16))
+        return b"".join(parts).decode()
 
     yield stream, written
     stream.close()
