@@ -41,13 +41,19 @@ def train(flags: Flags, args: list[str]) -> int:
     """Spawn the workers, build the mesh, train, checkpoint."""
     from gooseslo.schema.compose import compose_train
 
-    job = compose_train(flags.overrides, config_file=flags.config_file)
+    job = compose_train(flags.overrides, config_file=flags.config_file, check_further=_check_against_model)
     if flags.show_config:
         return _show(job)
     from gooseslo.engine.run import train as run
 
     exit_code: int = run(job, overrides=args, cache_dir=cache_folder())
     return exit_code
+
+
+def _check_against_model(job: Any) -> list[Fault]:
+    from gooseslo.engine.model_config import check_against_model
+
+    return check_against_model(job)
 
 
 def cache_folder() -> Path:
@@ -79,7 +85,7 @@ def generate(flags: Flags, args: list[str]) -> int:
         return _show(job)
     from gooseslo.engine.generate import generate as write
 
-    exit_code: int = write(job, sys.stdin, sys.stdout)
+    exit_code: int = write(job, stdin=sys.stdin, stdout=sys.stdout)
     return exit_code
 
 

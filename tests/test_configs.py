@@ -1,7 +1,13 @@
 """Every shipped YAML composes, is a whole job, and is what its name says."""
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import gooseslo
 from gooseslo.schema.compose import compose_train
 from gooseslo.schema.store import config_folders, group_names, group_options
 
@@ -39,3 +45,18 @@ def test_a_recipe_says_how_it_is_run():
     for path in config_folders()[1].glob("*.yaml"):
         head = path.read_text().partition("\ndefaults")[0]
         assert "# Hardware:" in head and f"# Command:  gooseslo train recipe={path.stem}" in head
+
+
+def test_a_wheel_finds_its_configuration(tmp_path):
+    """Laid out as the wheel is: the folders inside the package, and somebody else's `configs` beside it."""
+    package = tmp_path / "site" / "gooseslo"
+    shutil.copytree(Path(gooseslo.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in config_folders():
+        shutil.copytree(folder, package / f"_{folder.name.lstrip('_')}", dirs_exist_ok=True)
+    (tmp_path / "site" / "configs").mkdir()
+    code = "from gooseslo.schema.compose import compose_train; print(compose_train(['recipe=demo']).parallel.tp)"
+    env = {"PYTHONPATH": str(tmp_path / "site"), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "2\n", done.stderr

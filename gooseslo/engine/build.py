@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gooseslo.data.loader import EvalLoader, TrainLoader
 from gooseslo.data.order import SampleOrder
-from gooseslo.engine.checkpoint.folders import Retention
-from gooseslo.engine.checkpoint.load import load_tensors, read_state
+from gooseslo.engine.checkpoint.folders import Retention, read_state
+from gooseslo.engine.checkpoint.load import load_tensors
 from gooseslo.engine.checkpoint.save import LocalState, save_step
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Position, Trainer

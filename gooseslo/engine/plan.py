@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from gooseslo.engine.hf import DTYPES, empty_model, make_config
+from gooseslo.engine.hf import DTYPES, empty_model
+from gooseslo.engine.model_config import check_against_model, make_config
 from gooseslo.errors import ConfigError
 from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import Topology
@@ -18,7 +19,7 @@ from gooseslo.parallel.pipeline.partition import layer_ranges, partition_by_weig
 from gooseslo.parallel.tensor.apply import part_placements
 from gooseslo.policies.policy import Policy
 from gooseslo.policies.registry import find_policy
-from gooseslo.schema.checks import check_model, check_train
+from gooseslo.schema.checks import check_train
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.topology import data_parallel_size, num_micro_batches
 
@@ -74,16 +75,10 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     `num_devices`: CUDA devices of this machine, 0 without. Raises ConfigError or PolicyError; computes on the meta
     device only.
     """
-    config = make_config(job.model.architecture, job.model.config)
-    faults = check_train(job, num_devices=num_devices) + check_model(
-        job,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_positions=config.max_position_embeddings,
-        vocab_size=config.vocab_size,
-    )
+    faults = check_train(job, num_devices=num_devices) + check_against_model(job)
     if faults:
         raise ConfigError(faults)
+    config = make_config(job.model.architecture, job.model.config)
     policy = find_policy(job.model.architecture)
     model = empty_model(config)
     lint(model, policy, tied=bool(config.tie_word_embeddings))

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from gooseslo.engine.build import build_trainer
-from gooseslo.engine.checkpoint.load import find_latest, read_state
+from gooseslo.engine.checkpoint.folders import find_latest, read_state
 from gooseslo.engine.launcher import LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.report import summary

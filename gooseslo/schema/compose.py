@@ -22,9 +22,17 @@ from gooseslo.schema.verb_checks import check_generate, check_merge
 Job = TypeVar("Job", TrainJob, MergeJob, GenerateJob, DoctorJob)
 
 
-def compose_train(args: Sequence[str], *, config_file: Path | None = None) -> TrainJob:
-    """The job of `gooseslo train ARGS --config-file FILE`; raises ConfigError with every fault of both together."""
-    return _compose(TrainJob, args, config_file, check_train)
+def compose_train(
+    args: Sequence[str],
+    *,
+    config_file: Path | None = None,
+    check_further: Callable[[TrainJob], list[Fault]] = lambda job: [],
+) -> TrainJob:
+    """The job of `gooseslo train ARGS --config-file FILE`; raises ConfigError with every fault of both together.
+
+    `check_further` may be slow: it is asked only about a job whose keys and values could all be read.
+    """
+    return _compose(TrainJob, args, config_file, check_train, check_further)
 
 
 def compose_merge(args: Sequence[str], *, config_file: Path | None = None) -> MergeJob:
@@ -43,7 +51,11 @@ def compose_doctor(args: Sequence[str], *, config_file: Path | None = None) -> D
 
 
 def _compose(
-    job_type: type[Job], args: Sequence[str], config_file: Path | None, check: Callable[[Job], list[Fault]]
+    job_type: type[Job],
+    args: Sequence[str],
+    config_file: Path | None,
+    check: Callable[[Job], list[Fault]],
+    check_further: Callable[[Job], list[Fault]] = lambda job: [],
 ) -> Job:
     read = [read_argument(argument) for argument in args]
     faults = [item for item in read if isinstance(item, Fault)]
@@ -57,9 +69,11 @@ def _compose(
     else:
         base, values, groups = job_type(), [*filed, *typed], []
     job: Job = _lay_over(base, values, faults, groups)
+    further = [] if faults else check_further(job)
     # A check that leans on a key that is already faulty would only repeat it.
     bad_keys = [fault.key.lstrip("+~") for fault in faults]
     faults += [fault for fault in check(job) if not any(_mentions(fault, key) for key in bad_keys)]
+    faults += further
     if faults:
         raise ConfigError(faults)
     return job

@@ -28,7 +28,7 @@ def unquote(text: str) -> tuple[str, bool]:
 
 def quote(text: str) -> str:
     """`text` in single quotes, such that `unquote` gives it back."""
-    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
+    escaped = re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
     return f"'{escaped}'"
 
 

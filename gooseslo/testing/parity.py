@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gooseslo.engine.build import build_step
-from gooseslo.engine.hf import empty_model, make_config
+from gooseslo.engine.hf import empty_model
+from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import TrainStep
 from gooseslo.parallel.mesh import ParallelContext

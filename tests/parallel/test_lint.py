@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from gooseslo.engine.hf import empty_model, make_config
+from gooseslo.engine.hf import empty_model
+from gooseslo.engine.model_config import make_config
 from gooseslo.errors import PolicyError
 from gooseslo.parallel.lint import lint
 from gooseslo.policies.gpt2 import GPT2

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gooseslo.engine.build import build_step
-from gooseslo.engine.hf import empty_model, make_config
+from gooseslo.engine.hf import empty_model
+from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.errors import TopologyError
 from gooseslo.parallel.mesh import ParallelContext, Topology

@@ -1,7 +1,9 @@
 """Keys, groups, recipes and files compose to one job; everything unknown is refused with the nearest name."""
 
+import dataclasses
 import json
 import os
+import re
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -92,8 +94,6 @@ def test_the_command_line_wins_over_the_recipe():
     ],
 )
 def test_a_wrong_argument_names_the_way_out(argument, nearest):
-    import re
-
     (message,) = faults_of([argument]).values()
     assert re.search(nearest, message)
 
@@ -103,6 +103,8 @@ def test_all_faults_are_reported_together():
         ["paralel.tp=2", "parallel.pp=2.0", "optimizer=adam", "train.precision=int8", "train.clip_grad_norm=-1"]
     )
     assert set(found) == {"paralel.tp", "parallel.pp", "optimizer", "train.precision", "train.clip_grad_norm"}
+    found = faults_of(["train.micro_batch_size=x", "train.global_batch_size=5"])
+    assert set(found) == {"train.micro_batch_size"}, "what follows from a value that was refused is noise"
     found = faults_of(["train=5", "train.precision=int8"])
     assert set(found) == {"train", "train.precision"}
 
@@ -200,8 +202,6 @@ FIELD = st.recursive(
     field=FIELD,
 )
 def test_a_saved_config_reloads_to_the_same_job(tmp_path, name, path, lr, field):
-    import dataclasses
-
     base = compose_train(["optimizer=sgd", "data=text", "data.train=x"])
     job = dataclasses.replace(
         base,
@@ -215,6 +215,31 @@ def test_a_saved_config_reloads_to_the_same_job(tmp_path, name, path, lr, field)
     assert compose_train([], config_file=saved) == job
 
 
+def test_saved_text_never_turns_into_a_number(config_file):
+    words = [
+        "1e-4",
+        "1_0",
+        "010",
+        ".5",
+        "1.",
+        "NULL",
+        "~",
+        "True",
+        "off",
+        "inf",
+        "12:30",
+        "",
+        "[1]",
+        "${x}",
+        "a: b",
+        "#",
+    ]
+    fields = {f"field_{index}": word for index, word in enumerate(words)}
+    job = compose_train(["run.dir=caf\udce9", "model.name=gpt2-tiny"])
+    job = dataclasses.replace(job, model=dataclasses.replace(job.model, config={**fields, "all": words}))
+    assert compose_train([], config_file=config_file(dump_yaml(job))) == job
+
+
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
     from hydra.core.global_hydra import GlobalHydra
 
@@ -226,8 +251,6 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 
 
 def test_the_files_say_what_the_classes_say():
-    import dataclasses
-
     job = compose_train([])
     assert dataclasses.replace(job, model=TrainJob().model) == TrainJob()
 

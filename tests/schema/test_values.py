@@ -1,7 +1,7 @@
 """Text reaches its key as typed; numbers and booleans are strict."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gooseslo.errors import ConfigError
@@ -123,6 +123,8 @@ def test_what_numbers_and_booleans_take():
     assert job.checkpoint.final is False
 
 
+@example("\\\n")
+@example("\\'\\\\")
 @given(QUOTE_HEAVY)
 def test_quoting_gives_the_text_back(text):
     assert unquote(quote(text)) == (text, True)
@@ -130,6 +132,8 @@ def test_quoting_gives_the_text_back(text):
     assert read_value(Scalar.typed(value), str | None) == text
 
 
+@example("\\\n")
+@example("\\'\\\\")
 @given(QUOTE_HEAVY)
 def test_unquoting_agrees_with_hydra(text):
     from hydra.core.override_parser.overrides_parser import OverridesParser

@@ -1,0 +1,76 @@
+"""`model.config.*` as the architecture's Hugging Face config, and what a job asks of it; imports no model class.
+
+Model classes take a second to import; a wrong size is found before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging as hf_logging
+
+from gooseslo.errors import ConfigError, Fault
+from gooseslo.schema.checks import check_model
+from gooseslo.schema.groups import TrainJob
+
+
+def check_against_model(job: TrainJob) -> list[Fault]:
+    """What of the job does not fit its model: unknown fields, and sizes that tp, pp or the data cannot have."""
+    try:
+        config = make_config(job.model.architecture, job.model.config)
+    except ConfigError as error:
+        return error.faults
+    return check_model(
+        job,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_positions=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+    )
+
+
+def make_config(architecture: str, fields: Mapping[str, Any]) -> PretrainedConfig:
+    """The architecture's Hugging Face config with `fields` (`model.config.*`) set; ConfigError for each wrong one."""
+    if architecture not in CONFIG_MAPPING:
+        raise ConfigError(
+            Fault(key="model.architecture", value=architecture, rule="transformers has no such model type")
+        )
+    config_class = CONFIG_MAPPING[architecture]
+    known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
+    faults = [_unknown_field(name, value, known) for name, value in fields.items() if name not in known]
+    if faults:
+        raise ConfigError(faults)
+    hf_logging.set_verbosity_error()
+    try:
+        config = config_class(**fields)
+    except (StrictDataclassError, ValueError, TypeError) as error:
+        raise ConfigError(_wrong_value(fields, error)) from error
+    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        default = getattr(config, token, None)
+        if token not in fields and isinstance(default, int) and default >= config.vocab_size:
+            # The class's default belongs to its published vocabulary; the run's tokenizer gives the real one.
+            setattr(config, token, None)
+    config.use_cache = True
+    return config
+
+
+def _unknown_field(name: str, value: Any, known: set[str]) -> Fault:
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    way_out = f"did you mean model.config.{close[0]}?" if close else ""
+    return Fault(
+        key=f"model.config.{name}", value=value, rule="the architecture's config has no such field", way_out=way_out
+    )
+
+
+def _wrong_value(fields: Mapping[str, Any], error: Exception) -> Fault:
+    """The field that transformers' own validation names in its message, with its reason."""
+    text = " ".join(str(error).split())
+    named = next((name for name in fields if f"'{name}'" in text), None)
+    key = f"model.config.{named}" if named else "model.config"
+    return Fault(key=key, value=fields[named] if named else dict(fields), rule=text[:200])
