@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -36,8 +37,11 @@ def start(tmp_path):
     yield run
     for process in started:
         process.kill()
+        left = wait_until_gone(process.pid)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
         process.communicate()
-        assert wait_until_gone(process.pid) == []
+        assert left == []
     assert [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith("torchinductor")] == []
 
 
@@ -150,8 +154,16 @@ def test_a_signal_to_the_parent_ends_all_without_a_traceback(number, code, start
     assert time.monotonic() - started < 8 and session_members(process.pid) == []
 
 
+def test_workers_that_do_not_end_after_a_signal_are_killed(start, tmp_path):
+    process = start("wait_deaf", 2)
+    wait_for_workers(tmp_path / "run", 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == 143
+    assert session_members(process.pid) == []
+
+
 def test_workers_die_with_their_parent_even_inside_a_collective(start, tmp_path):
-    process = start("wait_in_a_collective", 2)
+    process = start("wait_deaf", 2)
     wait_for_workers(tmp_path / "run", 2)
     time.sleep(0.2)  # so that rank 1 is inside
     process.kill()
@@ -173,8 +185,10 @@ def test_the_cursor_is_shown_again_when_rank_0_dies_in_a_live_display(start):
     ours, theirs = pty.openpty()
     process = start("hide_the_cursor", 2, stdout=theirs)
     process.communicate(timeout=60)
+    seen = ""
+    while select.select([ours], [], [], 0.1)[0]:
+        seen += os.read(ours, 4096).decode()
     os.close(theirs)
-    seen = os.read(ours, 4096).decode()
     os.close(ours)
     assert process.returncode == 1
     assert seen.index("\x1b[?25l") < seen.index("\x1b[?25h")
