@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gooseslo.errors import ConfigError, Fault
 
@@ -33,7 +34,7 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
 def write_model_files(folder: Path, config: PretrainedConfig, tokenizer_folder: Path | None) -> None:
     """Write `config.json`, `generation_config.json` and the tokenizer's files, as `from_pretrained` wants them."""
     config = copy.deepcopy(config)
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     if tokenizer_folder is not None:
