@@ -54,6 +54,7 @@ def test_an_epoch_is_a_permutation(num_samples, seed, epoch):
 def test_epochs_and_seeds_differ_and_the_order_never_changes():
     order = SampleOrder(num_samples=20, seed=42)
     epochs = [tuple(order.samples(20 * epoch, 20)) for epoch in range(4)]
+    assert [tuple(order.samples(20 * epoch, 20)) for epoch in reversed(range(4))] == epochs[::-1]
     assert len({*epochs, tuple(SampleOrder(num_samples=20, seed=43).samples(0, 20))}) == 5
     assert list(SampleOrder(num_samples=8, seed=42).samples(0, 16)) == [
         0, 6, 7, 5, 3, 2, 4, 1, 2, 7, 0, 5, 3, 4, 1, 6,

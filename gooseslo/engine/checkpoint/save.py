@@ -169,19 +169,12 @@ def _write_shares(folder: Path, model: _Share, optimizer: _Share, coordinates: C
 
 
 def _write_file(path: Path, share: _Share) -> FileEntry:
-    save_file({name: _storable(tensor) for name, (tensor, _) in share.tensors.items()}, path)
+    save_file({name: tensor.detach().cpu().contiguous() for name, (tensor, _) in share.tensors.items()}, path)
     flush(path)
     entry = file_entry(path)
     if entry.bytes < share.num_bytes:
         raise CheckpointError(f"{path}: {entry.bytes} bytes were written, {share.num_bytes} were due")
     return entry
-
-
-def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous on the CPU, alone in its storage (a parameter may be a view of a flat buffer)."""
-    stored = tensor.detach().to("cpu").contiguous()
-    alone = stored.untyped_storage().nbytes() == stored.numel() * stored.element_size()
-    return stored if alone else stored.clone()
 
 
 def _entry(file: str, key: str, tensor: torch.Tensor, placement: Placement) -> TensorEntry:

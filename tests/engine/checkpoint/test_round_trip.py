@@ -89,7 +89,8 @@ def test_scalars_and_integers_and_views_of_one_buffer(tmp_path):
     buffer = torch.arange(12, dtype=torch.float32)
     tensors = {
         "a": (buffer[:6].view(2, 3), whole((2, 3))),
-        "b": (buffer[6:].view(3, 2).t(), whole((2, 3))),
+        "b": (buffer[6:].view(2, 3), whole((2, 3))),
+        "c": (buffer[6:].view(3, 2).t(), whole((2, 3))),
         "step": (torch.tensor(7), whole(())),
     }
     folder = save_alone(tmp_path, tensors)
