@@ -15,7 +15,7 @@ from gooseslo.engine.checkpoint.folders import Retention, read_state
 from gooseslo.engine.checkpoint.load import load_tensors
 from gooseslo.engine.checkpoint.save import LocalState, save_step
 from gooseslo.engine.hf import write_model_files
-from gooseslo.engine.loop import LoopSettings, Position, Trainer
+from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
 from gooseslo.engine.metrics import MetricsWriter, describer
 from gooseslo.engine.model import LocalModel, build_model
 from gooseslo.engine.optimizer import build_lr_schedule, build_optimizer, optimizer_tensors, set_updates
@@ -53,16 +53,29 @@ def build_trainer(
         train_loader=train_loader,
         eval_loader=eval_loader,
         settings=LoopSettings(
-            last_step=job.train.stop_after or job.train.steps,
+            last_step=last_step(job),
             eval_every=job.train.eval_every,
             save_every=job.checkpoint.every,
             save_at_end=job.checkpoint.final or job.train.stop_after is not None,
         ),
         save=build_saver(worker, job, plan, data, train_step.model, optimizer, context),
-        describe=describer(plan, job),
-        observers=[MetricsWriter(worker.run_dir / "metrics.jsonl"), Reporter(worker, job)] if worker.rank == 0 else [],
+        describe=describer(plan, sequence_length=job.train.sequence_length),
+        observers=build_observers(worker, job),
     )
     return trainer, position
+
+
+def build_observers(worker: Worker, job: TrainJob) -> list[Observer]:
+    """Who is told of each record: on rank 0 the metrics file and the user's terminal."""
+    if worker.rank != 0:
+        return []
+    reporter = Reporter(worker.console if job.logging.progress else None, num_steps=last_step(job))
+    return [MetricsWriter(worker.run_dir / "metrics.jsonl"), reporter]
+
+
+def last_step(job: TrainJob) -> int:
+    """Where this start of the run ends."""
+    return job.train.steps if job.train.stop_after is None else job.train.stop_after
 
 
 def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tuple[TrainLoader, EvalLoader | None]:
@@ -108,13 +121,13 @@ def build_saver(
     model: LocalModel,
     optimizer: torch.optim.Optimizer,
     context: ParallelContext,
-) -> Callable[[Position], None]:
+) -> Callable[[Position], Path]:
     """The function that writes a step folder; collective over all ranks."""
 
-    def save(position: Position) -> None:
+    def save(position: Position) -> Path:
         parameters = model.parameters()
         placements = model.placements
-        save_step(
+        return save_step(
             worker.run_dir / "checkpoints",
             position.step,
             local=LocalState(

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from gooseslo.errors import CheckpointError, ConfigError, Fault
 from gooseslo.schema.groups import GenerateJob
@@ -71,13 +72,19 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _load_model(folder: Path, *, init: str, seed: int) -> Any:
+    model_class: Any = AutoModelForCausalLM
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # it would be over before it is seen
     try:
         if init == "random":
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True)).eval()
-        return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+            return model_class.from_config(AutoConfig.from_pretrained(folder, local_files_only=True)).eval()
+        model, info = model_class.from_pretrained(folder, local_files_only=True, output_loading_info=True)
     except Exception as error:  # broken JSON, broken safetensors and unknown architectures raise many kinds
-        raise CheckpointError(f"{folder}: its model cannot be loaded: {str(error).splitlines()[0][:300]}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise CheckpointError(f"{folder}: its model cannot be loaded: {reason}") from error
+    if missing := sorted(info["missing_keys"]):  # these would be fresh random weights
+        raise CheckpointError(f"{folder}: model.safetensors lacks {len(missing)} tensors, the first is {missing[0]}")
+    return model.eval()
 
 
 def _prompt_ids(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -106,6 +113,7 @@ def _continuation(tokenizer: PreTrainedTokenizerBase, prompt_ids: list[int], ids
     """The new text. Decoded together with the prompt, since some tokenizers drop a first space."""
 
     def decode(some: list[int]) -> str:
-        return tokenizer.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: Any = tokenizer.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
 
     return decode(ids)[len(decode(prompt_ids)) :]

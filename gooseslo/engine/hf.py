@@ -9,23 +9,32 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from gooseslo.errors import ConfigError, Fault
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 """`train.precision` as torch's dtypes."""
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
-    """The causal language model of `config` on the meta device: structure and shapes, no memory."""
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model
+    """The causal language model of `config` on the meta device: structure and shapes, no memory.
+
+    ConfigError where the class refuses its config.
+    """
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(Fault(key="model.config", rule=f"transformers cannot build the model: {reason}")) from error
 
 
 def write_model_files(folder: Path, config: PretrainedConfig, tokenizer_folder: Path | None) -> None:
     """Write `config.json`, `generation_config.json` and the tokenizer's files, as `from_pretrained` wants them."""
     config = copy.deepcopy(config)
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     if tokenizer_folder is not None:

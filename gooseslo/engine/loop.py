@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from gooseslo.data.loader import EvalLoader, TrainLoader
-from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes
+from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record
 from gooseslo.engine.optimizer import set_lr
 from gooseslo.engine.step import StepResult, TrainStep
 
@@ -32,9 +33,12 @@ class Position:
 
 
 class Observer(Protocol):
-    """Takes each line of `metrics.jsonl` on the rank that writes it."""
+    """Is told of each step, evaluation and save, as a record of `metrics.jsonl`."""
 
     def __call__(self, record: dict[str, object]) -> None: ...
+
+    def close(self) -> None:
+        """Give files and terminal back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ class Trainer:
         train_loader: TrainLoader,
         eval_loader: EvalLoader | None,
         settings: LoopSettings,
-        save: Callable[[Position], None],
+        save: Callable[[Position], Path],
         describe: Callable[[TrainRecord], dict[str, object]],
         observers: list[Observer],
     ):
@@ -73,6 +77,13 @@ class Trainer:
 
     def fit(self, position: Position) -> Position:
         """Train from `position` to the last step; gives where the run then stands."""
+        try:
+            return self._fit(position)
+        finally:
+            for observer in self.observers:
+                observer.close()
+
+    def _fit(self, position: Position) -> Position:
         settings = self.settings
         skipped_in_a_row = 0
         while position.step < settings.last_step:
@@ -86,7 +97,7 @@ class Trainer:
             if self.eval_loader is not None and (at_end or _is_due(position.step, settings.eval_every)):
                 self._evaluate(position, "valid", self.eval_loader)
             if (at_end and settings.save_at_end) or _is_due(position.step, settings.save_every):
-                self.save(position)
+                self._save(position)
         return position
 
     def _one_step(self, position: Position) -> tuple[Position, bool]:
@@ -133,6 +144,10 @@ class Trainer:
             total, num_tokens = total + loss, num_tokens + count
         loss = total / max(1, num_tokens)
         self._observe(lambda: eval_record(step=position.step, split=split, loss=loss, samples=loader.num_samples))
+
+    def _save(self, position: Position) -> None:
+        folder = self.save(position)
+        self._observe(lambda: save_record(step=position.step, path=folder))
 
     def _observe(self, record: Callable[[], dict[str, object]]) -> None:
         if self.observers:

@@ -15,7 +15,8 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as hf_logging
 
-from gooseslo.errors import ConfigError, Fault
+from gooseslo.errors import ConfigError, Fault, PolicyError
+from gooseslo.policies.registry import find_policy
 from gooseslo.schema.checks import check_model
 from gooseslo.schema.groups import TrainJob
 
@@ -23,16 +24,34 @@ from gooseslo.schema.groups import TrainJob
 def check_against_model(job: TrainJob) -> list[Fault]:
     """What of the job does not fit its model: unknown fields, and sizes that tp, pp or the data cannot have."""
     try:
+        find_policy(job.model.architecture)
         config = make_config(job.model.architecture, job.model.config)
+    except PolicyError as error:
+        return [Fault(key="model.architecture", value=job.model.architecture, rule=str(error))]
     except ConfigError as error:
         return error.faults
-    return check_model(
+    return _bad_sizes(config) or check_model(
         job,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         num_positions=config.max_position_embeddings,
         vocab_size=config.vocab_size,
     )
+
+
+def _bad_sizes(config: PretrainedConfig) -> list[Fault]:
+    """Sizes that no model can have; transformers finds them only while it builds one."""
+    faults = []
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        size = getattr(config, name)
+        if size < 1:
+            key = f"model.config.{config.attribute_map.get(name, name)}"
+            faults.append(Fault(key=key, value=size, rule="must be at least 1"))
+    if not faults and config.hidden_size % config.num_attention_heads:
+        width, heads = (config.attribute_map.get(n, n) for n in ("hidden_size", "num_attention_heads"))
+        rule = f"is not divisible by model.config.{heads}={config.num_attention_heads}"
+        faults.append(Fault(key=f"model.config.{width}", value=config.hidden_size, rule=rule))
+    return faults
 
 
 def make_config(architecture: str, fields: Mapping[str, Any]) -> PretrainedConfig:

@@ -18,9 +18,9 @@ from gooseslo.errors import TopologyError
 class Coordinates:
     """A rank's place on each mesh axis."""
 
-    tp: int
-    pp: int
-    dp: int
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
 
     def __str__(self) -> str:
         return f"tp={self.tp} pp={self.pp} dp={self.dp}"

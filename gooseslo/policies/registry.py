@@ -11,5 +11,5 @@ def find_policy(architecture: str) -> Policy:
     """The policy of an architecture; PolicyError names the ones there are."""
     if architecture not in POLICIES:
         known = ", ".join(sorted(POLICIES))
-        raise PolicyError(f"model.architecture={architecture}: no policy splits this architecture (there are: {known})")
+        raise PolicyError(f"no policy splits the architecture {architecture} (there are: {known})")
     return POLICIES[architecture]

@@ -109,7 +109,8 @@ def run_reference(case: Case) -> Outcome:
     plan = make_plan(Case(**{**vars(case), "tp": 1, "pp": 1, "dp": 1, "partition": "uniform"}).job(), num_devices=0)
     context = ParallelContext(plan.topology)
     start = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device("cpu")).model
-    model: Any = empty_model(make_config(case.architecture, case.fields)).to(plan.dtype).to_empty(device="cpu")
+    model: Any = empty_model(make_config(case.architecture, case.fields))
+    model = model.to(plan.dtype).to_empty(device="cpu")
     model.tie_weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

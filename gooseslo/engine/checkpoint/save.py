@@ -28,6 +28,7 @@ from gooseslo.engine.checkpoint.manifest import (
 )
 from gooseslo.engine.checkpoint.ranks import Ranks
 from gooseslo.errors import CheckpointError
+from gooseslo.parallel.mesh import Coordinates
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
 
 PlacedTensors = Mapping[str, tuple[torch.Tensor, Placement]]
@@ -35,15 +36,6 @@ PlacedTensors = Mapping[str, tuple[torch.Tensor, Placement]]
 
 _SPARE_BYTES = 1 << 20
 """For manifest, state, configs and tokenizer, when space is checked beforehand."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Coordinates:
-    """A rank's place in the mesh."""
-
-    tp: int = 0
-    pp: int = 0
-    dp: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
