@@ -29,6 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from gooseslo.engine import failure
 from gooseslo.engine.failure import Failure
 from gooseslo.engine.worker import WorkerSetup, log_path, run_worker
+from gooseslo.errors import GooseError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _MONITOR_SECONDS = 0.1
@@ -36,8 +37,8 @@ _AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "to
 _SHOW_CURSOR = "\x1b[?25h"
 
 
-class Interrupted(Exception):  # noqa: N818  (nothing is wrong)
-    """The run was ended from outside by a signal to the parent."""
+class Interrupted(GooseError):
+    """The run was ended from outside by a signal to the parent; the exit code is the shell's for that signal."""
 
     def __init__(self, number: int):
         self.signal = signal.Signals(number)

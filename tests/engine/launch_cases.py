@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
+from gooseslo.engine.launcher import LaunchSpec, launch
 from gooseslo.engine.worker import Worker
 from gooseslo.errors import DataError, GooseError
 
@@ -125,8 +125,6 @@ def main(case: str, num_workers: int, run_dir: Path) -> int:
         launch(spec, globals()[case])
     except GooseError as error:
         sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except Interrupted as error:
         return error.exit_code
     return 0
 

@@ -150,7 +150,7 @@ def test_a_signal_to_the_parent_ends_all_without_a_traceback(number, code, start
     started = time.monotonic()
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output, errors) == (code, "", "")
+    assert (process.returncode, output, errors) == (code, "", f"interrupted by {number.name}\n")
     assert time.monotonic() - started < 8 and session_members(process.pid) == []
 
 
@@ -158,7 +158,7 @@ def test_workers_that_do_not_end_after_a_signal_are_killed(start, tmp_path):
     process = start("wait_deaf", 2)
     wait_for_workers(tmp_path / "run", 2)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60) == ("", "") and process.returncode == 143
+    assert process.communicate(timeout=60) == ("", "interrupted by SIGTERM\n") and process.returncode == 143
     assert session_members(process.pid) == []
 
 
