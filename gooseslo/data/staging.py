@@ -21,8 +21,10 @@ def create_staging(final: Path) -> Path:
 
 def publish(staging: Path, final: Path) -> None:
     """Flush everything in `staging` to the disk and rename it to `final`; OSError if `final` is a non-empty folder."""
+    mode = staging.stat().st_mode & 0o666  # what the user's umask allows: safetensors makes files for the owner alone
     for folder, _, names in os.walk(staging):
         for name in names:
+            Path(folder, name).chmod(mode)
             flush(Path(folder, name))
         flush(Path(folder))
     os.rename(staging, final)
