@@ -5,6 +5,7 @@ It runs in the parent. Its tokenizer threads do not disturb workers forked after
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -100,6 +101,8 @@ def prepare(
         return _publish(staging, final)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: other data is kept there
+            cache_dir.rmdir()
 
 
 def _tokenise(

@@ -30,7 +30,10 @@ def check_against_model(job: TrainJob) -> list[Fault]:
         return [Fault(key="model.architecture", value=job.model.architecture, rule=str(error))]
     except ConfigError as error:
         return error.faults
-    return _bad_sizes(config) or check_model(
+    faults = _bad_sizes(config)
+    if faults or min(job.parallel.tp, job.parallel.pp) < 1:
+        return faults
+    return check_model(
         job,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,

@@ -1,0 +1,91 @@
+"""Runs of the real command line, as a user starts them: a process of its own, in a folder of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+# A model and a batch so small that starting the processes is what takes the time.
+SMALL = [
+    "model.config.n_layer=4",
+    "model.config.n_embd=48",
+    "model.config.n_head=4",
+    "data.vocab_size=300",
+    "train.sequence_length=32",
+    "train.eval_batches=2",
+]
+
+
+class Shell:
+    """Starts `gooseslo` in one folder; the prepared data is shared by the whole session."""
+
+    def __init__(self, folder: Path, cache: Path):
+        self.folder, self.cache = folder, cache
+
+    @property
+    def environment(self):
+        paths = {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(self.cache), "TMPDIR": str(self.temporary)}
+        return {**os.environ, **paths, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
+
+    @property
+    def temporary(self):
+        folder = self.folder / "tmp"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def left_behind(self):
+        """What runs left in the temporary folder; torch makes its compiler's cache folder there when it is imported."""
+        return [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")]
+
+    def start(self, *args, **options):
+        command = [sys.executable, "-m", "gooseslo", *args]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, **{**pipes, **options})
+
+    def __call__(self, *args, code=0, timeout=100, stdin=None):
+        process = self.start(*args, stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL)
+        try:
+            out, err = process.communicate(stdin, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
+        return out if code == 0 else err
+
+    def metrics(self, run, kind=None):
+        lines = (self.folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [record for record in records if kind is None or record["kind"] == kind]
+
+    def losses(self, run):
+        return [record["loss"] for record in self.metrics(run, "train")]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def shell(tmp_path, cache):
+    return Shell(tmp_path, cache)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, cache):
+    """A finished run of 6 steps on the full mesh, saved at 3 and 6; for tests that only look at it."""
+    shell = Shell(tmp_path_factory.mktemp("trained"), cache)
+    sizes = ["parallel.tp=2", "parallel.pp=2", "train.steps=6", "train.eval_every=3", "checkpoint.every=3"]
+    shell.output = shell("train", *SMALL, *sizes, "run.name=run")
+    shell("merge-checkpoint", "input=runs/run", "output=merged")
+    return shell
+
+
+@pytest.fixture
+def small():
+    return list(SMALL)
