@@ -37,7 +37,7 @@ _AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "to
 _SHOW_CURSOR = "\x1b[?25h"
 
 
-class Interrupted(GooseError):
+class Interrupted(GooseError):  # noqa: N818  (nothing is wrong)
     """The run was ended from outside by a signal to the parent; the exit code is the shell's for that signal."""
 
     def __init__(self, number: int):
@@ -66,7 +66,7 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
     where it is a user's (DataError and the like), and Interrupted after a signal; no worker is then left.
     """
     assert len(spec.coordinates) == spec.num_workers
-    run_dir = spec.run_dir.resolve()
+    run_dir = spec.run_dir
     run_dir.joinpath("logs").mkdir(parents=True, exist_ok=True)
     scratch = run_dir / f".launch-{os.getpid()}"
     setup = WorkerSetup(

@@ -1,0 +1,99 @@
+"""What only a CUDA device can prove, in minutes and without a network; without a device it says so and ends well.
+
+`CHECKS` grows with the project: each is a name, a budget in seconds, and a command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+BUDGET_SECONDS = 8 * 60
+KILL_SECONDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A command that must end with exit code 0 within its budget; `{folder}` is a temporary one."""
+
+    name: str
+    budget_seconds: float
+    command: tuple[str, ...]
+
+
+CHECKS = (
+    Check(
+        name="demo on one device",
+        budget_seconds=150,
+        command=(
+            *("-m", "gooseslo", "train", "recipe=demo", "device=cuda", "run.dir={folder}/demo"),
+            *("parallel.tp=1", "parallel.pp=1", "train.steps=100", "train.eval_every=50"),
+        ),
+    ),
+    Check(
+        name="merge",
+        budget_seconds=60,
+        command=("-m", "gooseslo", "merge-checkpoint", "input={folder}/demo", "output={folder}/merged"),
+    ),
+    Check(
+        name="generate",
+        budget_seconds=60,
+        command=("-m", "gooseslo", "generate", "model.path={folder}/merged", "prompt=import ", "max_new_tokens=16"),
+    ),
+)
+
+
+def run(check: Check, folder: Path, remaining_seconds: float) -> bool:
+    """Run one check; whether it passed in its time."""
+    command = [sys.executable, *(part.replace("{folder}", str(folder)) for part in check.command)]
+    limit = min(check.budget_seconds, remaining_seconds)
+    began = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        output, _ = process.communicate(timeout=limit)
+        ending = f"exit code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        process.terminate()  # gooseslo then ends its workers
+        try:
+            output, _ = process.communicate(timeout=KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        ending = f"not done after {limit:.0f} s"
+    passed = ending == "exit code 0"
+    seconds = time.monotonic() - began
+    sys.stdout.write(f"{'ok  ' if passed else 'FAIL'} {check.name} ({seconds:.1f} s)\n")
+    if not passed:
+        sys.stdout.write(f"{ending}; its output:\n{output}\n")
+    sys.stdout.flush()
+    return passed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="run the checks whose name holds this text")
+    wanted = parser.parse_args().only or ""
+    if not torch.cuda.is_available():
+        sys.stdout.write("no CUDA device on this machine: nothing to check\n")
+        return 0
+    sys.stdout.write(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    deadline = time.monotonic() + BUDGET_SECONDS
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="gooseslo-gpu-") as folder:
+        for check in CHECKS:
+            if wanted in check.name and not run(check, Path(folder), deadline - time.monotonic()):
+                failed.append(check.name)
+    sys.stdout.write(f"failed: {', '.join(failed)}\n" if failed else "all passed\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
