@@ -1,10 +1,11 @@
-"""A command that launches workers, for test_launcher: `launch_cases.py CASE WORKERS RUN_DIR`.
+"""A command that launches workers, for test_launcher: `launch_cases.py CASE WORKERS RUN_DIR OTHER_DIR METHOD`.
 
 Its own process, because workers are forked from it and the process of the tests may have computed with threads.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gooseslo.engine.launcher import LaunchSpec, launch
+from gooseslo.engine import launcher
 from gooseslo.engine.worker import Worker
 from gooseslo.errors import DataError, GooseError
 
@@ -112,8 +113,14 @@ def run_beside_another(worker: Worker) -> None:
     succeed(worker)
 
 
+def start_by(method: str) -> None:
+    """Have the agent start its workers by `method`: spawn is what CUDA needs, and works without it."""
+    make_config = launcher._launch_config
+    launcher._launch_config = lambda *args: dataclasses.replace(make_config(*args), start_method=method)
+
+
 def main(case: str, num_workers: int, run_dir: Path) -> int:
-    spec = LaunchSpec(
+    spec = launcher.LaunchSpec(
         num_workers=num_workers,
         run_dir=run_dir,
         device="cpu",
@@ -122,7 +129,7 @@ def main(case: str, num_workers: int, run_dir: Path) -> int:
         coordinates=tuple(f"tp={rank} pp=0 dp=0" for rank in range(num_workers)),
     )
     try:
-        launch(spec, globals()[case])
+        launcher.launch(spec, globals()[case])
     except GooseError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -130,4 +137,5 @@ def main(case: str, num_workers: int, run_dir: Path) -> int:
 
 
 if __name__ == "__main__":
+    start_by(sys.argv[5])
     sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

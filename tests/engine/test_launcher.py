@@ -25,8 +25,9 @@ def start(tmp_path):
     (tmp_path / "tmp").mkdir()
     started: list[subprocess.Popen] = []
 
-    def run(case, workers=2, name="run", **streams):
-        arguments = [sys.executable, str(SCRIPT), case, str(workers), str(tmp_path / name), str(tmp_path / "run")]
+    def run(case, workers=2, name="run", method="fork", **streams):
+        other = "run-2" if name == "run" else "run"
+        arguments = [sys.executable, SCRIPT, case, str(workers), tmp_path / name, tmp_path / other, method]
         environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(SCRIPT.parents[2])}
         environment["OMP_NUM_THREADS"] = "1"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
@@ -134,6 +135,15 @@ def test_a_worker_that_just_leaves_is_a_failure(finish):
     code, _, errors = finish("exit_in_the_middle", 2)
     assert code == 1 and "SystemExit" in errors
     assert errors.splitlines()[-1].startswith("rank 0 ")
+
+
+def test_spawned_workers_are_like_forked_ones(start):
+    process = start("raise_on_rank_1", 2, method="spawn")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (1, "")
+    assert errors.splitlines()[-2] == "ValueError: reed 17" and errors.splitlines()[-1].startswith("rank 1 ")
+    process = start("succeed", 2, method="spawn")
+    assert process.communicate(timeout=60) == ("seen on the terminal: 1 thread\n", "")
 
 
 def test_two_jobs_at_once_both_finish(start, tmp_path):
