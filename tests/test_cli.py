@@ -110,7 +110,7 @@ def test_train_gets_the_job_and_what_was_typed(engine):
     assert cli.main(["train", "run.name=2024_01", "parallel.tp=2"]) == 130
     ((job,), options), *_ = calls
     assert (job.run.name, job.parallel.tp) == ("2024_01", 2)
-    assert options == {"overrides": ["run.name=2024_01", "parallel.tp=2"]}
+    assert options == {"overrides": ["run.name=2024_01", "parallel.tp=2"], "cache_dir": cli.cache_folder()}
 
 
 def test_merge_and_generate_are_handed_over(engine, tmp_path):
