@@ -30,6 +30,7 @@ class Check:
 
 
 CHECKS = (
+    Check(name="parity with one process", budget_seconds=90, command=(__file__, "--parity")),
     Check(
         name="demo on one device",
         budget_seconds=150,
@@ -77,10 +78,28 @@ def run(check: Check, folder: Path, remaining_seconds: float) -> bool:
     return passed
 
 
+def check_parity() -> int:
+    """Train steps on the device against plain transformers there: loss, every gradient, every updated weight."""
+    from gooseslo.testing.models import tiny_fields
+    from gooseslo.testing.parity import Case, assert_parity, run_layout, run_reference
+
+    for precision, loss, tensors in (("fp64", 1e-12, 1e-9), ("fp32", 1e-6, 1e-5)):
+        for changes in ({}, {"vocab_size": 97}, {"tie_word_embeddings": False}):
+            fields = tiny_fields("gpt2", **changes)
+            case = Case(fields=fields, samples=8, precision=precision, clip_grad_norm=0.1, device="cuda")
+            assert_parity(run_reference(case), run_layout(case), loss=loss, tensors=tensors)
+            sys.stdout.write(f"gpt2 {precision} {changes or 'as it is'}: equal\n")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="run the checks whose name holds this text")
-    wanted = parser.parse_args().only or ""
+    parser.add_argument("--parity", action="store_true", help="run the parity cases in this process")
+    arguments = parser.parse_args()
+    wanted = arguments.only or ""
+    if arguments.parity:
+        return check_parity()
     if not torch.cuda.is_available():
         sys.stdout.write("no CUDA device on this machine: nothing to check\n")
         return 0

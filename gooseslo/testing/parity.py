@@ -21,7 +21,7 @@ from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import TrainStep
 from gooseslo.parallel.mesh import ParallelContext
-from gooseslo.schema.groups import ModelConfig, ParallelConfig, TrainConfig, TrainJob
+from gooseslo.schema.groups import LauncherConfig, ModelConfig, ParallelConfig, TrainConfig, TrainJob
 
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -59,6 +59,7 @@ class Case:
     clip_grad_norm: float = 0.0
     seed: int = 0
     ignore_some_labels: bool = False
+    device: str = "cpu"
 
     @property
     def world_size(self) -> int:
@@ -78,7 +79,8 @@ class Case:
                 precision=self.precision,
                 clip_grad_norm=self.clip_grad_norm,
             ),
-            device="cpu",
+            launcher=LauncherConfig(workers=self.world_size),
+            device=self.device,
         )
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -106,11 +108,14 @@ class Outcome:
 
 def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights."""
-    plan = make_plan(Case(**{**vars(case), "tp": 1, "pp": 1, "dp": 1, "partition": "uniform"}).job(), num_devices=0)
+    plan = make_plan(
+        Case(**{**vars(case), "tp": 1, "pp": 1, "dp": 1, "partition": "uniform"}).job(), num_devices=_num_devices(case)
+    )
     context = ParallelContext(plan.topology)
-    start = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device("cpu")).model
+    device = torch.device(case.device)
+    start = build_step(plan, context, case.job().train, seed=case.seed, device=device).model
     model: Any = empty_model(make_config(case.architecture, case.fields))
-    model = model.to(plan.dtype).to_empty(device="cpu")
+    model = model.to(plan.dtype).to_empty(device=device)
     model.tie_weights()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -119,7 +124,7 @@ def run_reference(case: Case) -> Outcome:
     optimizer = OPTIMIZERS[case.optimizer](list(model.parameters()))
     losses, norms, gradients = [], [], []
     for step in range(case.steps):
-        ids, labels = case.batch(step)
+        ids, labels = (tensor.to(device) for tensor in case.batch(step))
         optimizer.zero_grad()
         num_tokens = (labels != -100).sum()
         total = 0.0
@@ -131,16 +136,16 @@ def run_reference(case: Case) -> Outcome:
         limit = case.clip_grad_norm or float("inf")
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
         losses.append(total)
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        gradients.append({name: p.grad.cpu().clone() for name, p in model.named_parameters()})
         optimizer.step()
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=_snapshot(dict(model.named_parameters())))
 
 
 def run_layout(case: Case, rank: int = 0) -> Outcome:
     """The case on its own mesh, full tensors gathered on every rank; collective over the case's world."""
-    plan = make_plan(case.job(), num_devices=0)
+    plan = make_plan(case.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology, rank)
-    step_once = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device("cpu"))
+    step_once = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device(case.device))
     parameters = step_once.model.parameters()
     optimizer = OPTIMIZERS[case.optimizer](list(parameters.values()))
     losses, norms, gradients = [], [], []
@@ -167,7 +172,7 @@ def gather_full(step: TrainStep, local: dict[str, Any]) -> dict[str, Tensor]:
     Collective over the world. A rank's name for a tied weight becomes its owner's.
     """
     model = step.model
-    pieces = {model.saved_name(name): (model.placements[name], tensor.detach()) for name, tensor in local.items()}
+    pieces = {model.saved_name(name): (model.placements[name], tensor.detach().cpu()) for name, tensor in local.items()}
     everyone: list[Any] = [pieces]
     if step.context.topology.world_size > 1:
         everyone = [None] * step.context.topology.world_size
@@ -210,5 +215,9 @@ def _assert_close(
         assert distance <= tolerance * scale, f"{what} {name}: off by {(distance / scale).item():.2e}"
 
 
+def _num_devices(case: Case) -> int:
+    return torch.cuda.device_count() if case.device == "cuda" else 0
+
+
 def _snapshot(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}

@@ -1,0 +1,32 @@
+"""The tools beside the package: the GPU check says so where there is no device, and its parity part is right."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+def test_gpu_check_without_a_device():
+    run = subprocess.run([sys.executable, TOOLS / "gpu_check.py"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0
+    if not torch.cuda.is_available():
+        assert "no CUDA device" in run.stdout
+
+
+def test_the_parity_part_of_the_gpu_check(monkeypatch, capsys):
+    """On the CPU in place of the device: the cases, the tolerances and the words are the same."""
+    from gooseslo.testing import parity
+
+    case = parity.Case
+    monkeypatch.setattr(parity, "Case", lambda **fields: case(**{**fields, "device": "cpu"}))
+    spec = importlib.util.spec_from_file_location("gpu_check", TOOLS / "gpu_check.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_check", module)
+    spec.loader.exec_module(module)
+    assert module.check_parity() == 0
+    assert capsys.readouterr().out.count("equal") == 6
+    assert sum(check.budget_seconds for check in module.CHECKS) <= module.BUDGET_SECONDS
