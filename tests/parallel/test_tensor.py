@@ -1,5 +1,6 @@
 """Tensor parallelism on small cases with known right values."""
 
+import gc
 from itertools import pairwise
 
 import pytest
@@ -126,6 +127,21 @@ def test_a_rank_holds_its_part_and_no_more():
     assert (total - replicated) % 2 == 0
     for _, _, held in run_ranks(forward_parts, 2, fields):
         assert held == (total - replicated) // 2 + replicated
+
+
+def full_tensors_alive(rank, world_size, fields):
+    """Tensors in memory of the full shape of a split parameter, once the rank has its part."""
+    step = build(rank, world_size, fields)
+    placements = step.model.placements
+    full = {placements[name].full_shape for name in step.model.parameters() if placements[name].dim is not None}
+    gc.collect()
+    tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor) and item.device.type == "cpu"]
+    return [tuple(tensor.shape) for tensor in tensors if tuple(tensor.shape) in full]
+
+
+def test_no_full_tensor_survives_the_split():
+    fields = tiny_fields("gpt2", n_embd=256, n_layer=4, n_head=4)
+    assert run_ranks(full_tensors_alive, 2, fields) == [[], []]
 
 
 def initial(rank, world_size, fields, layout):
