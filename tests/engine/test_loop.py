@@ -1,0 +1,128 @@
+"""When the loop evaluates, saves and stops, and what a step without a finite gradient does."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gooseslo.engine.build import build_step
+from gooseslo.engine.loop import MAX_SKIPPED_STEPS, LoopSettings, Position, Trainer
+from gooseslo.engine.metrics import eval_record
+from gooseslo.engine.plan import make_plan
+from gooseslo.engine.step import StepResult
+from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.testing.models import tiny_fields
+from gooseslo.testing.parity import Case
+from gooseslo.testing.ranks import run_ranks
+
+
+class FakeStep:
+    """A step whose gradient is not finite at the given positions of the data."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, bad=()):
+        self.bad, self.seen = set(bad), []
+
+    def __call__(self, input_ids, labels, *, step, update):
+        skipped = step in self.bad
+        self.seen.append((step, int(input_ids[0, 0])))
+        if not skipped:
+            update()
+        return StepResult(loss=2.0, grad_norm=math.nan if skipped else 1.0, num_tokens=8, skipped=skipped)
+
+    def evaluate(self, input_ids, labels):
+        return 6.0, 4
+
+
+class Loader(SimpleNamespace):
+    def batch(self, consumed):
+        return SimpleNamespace(input_ids=torch.full((2, 4), consumed), labels=None)
+
+
+def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True):
+    events, lrs = [], []
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    optimizer.step = lambda: lrs.append(optimizer.param_groups[0]["lr"])
+
+    def observe(record):
+        events.append((record["kind"], record["step"], record.get("skipped"), record.get("loss")))
+
+    observe.close = lambda: events.append("closed")
+    batch = SimpleNamespace(input_ids=torch.zeros(2, 4), labels=None)
+    evaluation = type("Evaluation", (), {"num_samples": 4, "__iter__": lambda self: iter([batch, batch])})()
+    made = Trainer(
+        train_step=step,
+        optimizer=optimizer,
+        lr_at=lambda updates: float(updates),
+        train_loader=Loader(global_batch_size=2),
+        eval_loader=evaluation,
+        settings=LoopSettings(
+            last_step=last_step, eval_every=eval_every, save_every=save_every, save_at_end=save_at_end
+        ),
+        save=lambda position: f"step-{position.step}",
+        describe=lambda record: {"kind": "train", **vars(record)},
+        observers=[observe],
+    )
+    return made, events, lrs
+
+
+def test_it_evaluates_and_saves_when_due_and_at_the_end():
+    made, events, _ = trainer(FakeStep(), last_step=5, eval_every=2, save_every=3)
+    position = made.fit(Position())
+    kinds = [(kind, step) for kind, step, *_ in events[:-1]]
+    assert [step for kind, step in kinds if kind == "eval"] == [2, 4, 5]
+    assert [step for kind, step in kinds if kind == "save"] == [3, 5]
+    assert events[-1] == "closed"
+    assert position == Position(step=5, updates=5, consumed_samples=10, consumed_tokens=40)
+    assert eval_record(step=5, split="valid", loss=1.5, samples=4)["loss"] == 1.5
+    assert [loss for kind, _, _, loss in events[:-1] if kind == "eval"] == [1.5] * 3
+
+
+def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():
+    step = FakeStep(bad={1, 2})
+    made, events, lrs = trainer(step, last_step=4)
+    position = made.fit(Position())
+    assert [skipped for kind, _, skipped, _ in events[:-1] if kind == "train"] == [False, True, True, False]
+    assert step.seen == [(0, 0), (1, 2), (2, 4), (3, 6)]
+    assert lrs == [0.0, 1.0]
+    assert position == Position(step=4, updates=2, consumed_samples=8, consumed_tokens=32)
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run():
+    made, events, _ = trainer(FakeStep(bad=range(3, 100)), last_step=100)
+    with pytest.raises(FloatingPointError, match=f"the last of them step {3 + MAX_SKIPPED_STEPS}"):
+        made.fit(Position())
+    assert events[-1] == "closed"
+
+
+def test_it_goes_on_from_a_position():
+    step = FakeStep()
+    made, _, lrs = trainer(step, last_step=4)
+    made.fit(Position(step=2, updates=1, consumed_samples=4, consumed_tokens=16))
+    assert step.seen == [(2, 4), (3, 6)] and lrs == [1.0, 2.0]
+
+
+def poisoned(rank, world_size, case):
+    """A step after one rank's weights gave a NaN: whether each rank skipped, and whether a weight moved."""
+    plan = make_plan(case.job(), num_devices=0)
+    context = ParallelContext(plan.topology, rank)
+    step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
+    parameters = step.model.parameters()
+    with torch.no_grad():
+        if rank == world_size - 1:
+            next(iter(parameters.values())).view(-1)[0] = math.inf
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
+    share = case.samples // case.dp
+    ids, labels = (t[context.at.dp * share : (context.at.dp + 1) * share] for t in case.batch(0))
+    result = step(ids, labels, step=0, update=optimizer.step)
+    return result.skipped, all(torch.equal(before[name], parameters[name]) for name in before)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"dp": 2}])
+def test_all_ranks_skip_together(layout):
+    case = Case(fields=tiny_fields("gpt2"), samples=8, clip_grad_norm=1.0, **layout)
+    assert run_ranks(poisoned, 2, case) == [(True, True), (True, True)]
