@@ -23,6 +23,7 @@ from gooseslo.engine.optimizer import build_lr_schedule, build_optimizer, optimi
 from gooseslo.engine.plan import Plan
 from gooseslo.engine.report import Reporter
 from gooseslo.engine.sources import RunData
+from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
 from gooseslo.engine.worker import Worker
 from gooseslo.parallel.data.buffer import GradientBuffer
@@ -73,11 +74,6 @@ def build_observers(worker: Worker, job: TrainJob) -> list[Observer]:
         return []
     reporter = Reporter(worker.console if job.logging.progress else None, num_steps=last_step(job))
     return [MetricsWriter(worker.run_dir / "metrics.jsonl"), reporter]
-
-
-def last_step(job: TrainJob) -> int:
-    """Where this start of the run ends."""
-    return job.train.steps if job.train.stop_after is None else job.train.stop_after
 
 
 def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tuple[TrainLoader, EvalLoader | None]:

@@ -10,14 +10,14 @@ from typing import TextIO
 
 import torch
 
-from gooseslo.engine.build import build_trainer, last_step
+from gooseslo.engine.build import build_trainer
 from gooseslo.engine.checkpoint.folders import find_latest
 from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.report import summary
 from gooseslo.engine.run_folder import describe_environment, open_run_folder
 from gooseslo.engine.sources import RunData, prepare_data
-from gooseslo.engine.start import check_same_data, find_start, is_finished
+from gooseslo.engine.start import check_same_data, check_same_model, find_start, is_finished, last_step
 from gooseslo.engine.worker import Worker
 from gooseslo.errors import ConfigError, Fault
 from gooseslo.schema.dump import dump_yaml
@@ -33,10 +33,12 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
     num_devices = 0 if job.device == "cpu" else torch.cuda.device_count()
     plan = make_plan(job, num_devices=num_devices)
-    start = find_start(job, plan)
-    if start is not None and is_finished(job, start):
-        console.write(f"{start.parent.parent}: finished already, at step {last_step(job)}; nothing to do\n")
-        return 0
+    start = find_start(job)
+    if start is not None:
+        check_same_model(start, plan.shapes)
+        if is_finished(job, start):
+            console.write(f"{start.parent.parent}: finished already, at step {last_step(job)}; nothing to do\n")
+            return 0
     data = prepare_data(
         job.data,
         seed=job.run.seed,
@@ -47,13 +49,13 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
     for split in data.splits:
         data.dataset(split, job.train.sequence_length)
     if start is not None:
-        check_same_data(start, data)
+        check_same_data(start, data.identity)
     plan = plan.with_end_of_text(data.eos_token_id)
 
     now = datetime.datetime.now()
     folder = open_run_folder(name=job.run.name, directory=job.run.dir, model_name=job.model.name or "model", now=now)
     try:
-        if find_start(job, plan) != start:
+        if find_start(job) != start:
             raise ConfigError(Fault(key="run.name", value=folder.path.name, rule="another run of this name went on"))
         folder.describe(
             config_yaml=dump_yaml(job),
