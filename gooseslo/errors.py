@@ -54,6 +54,16 @@ class CheckpointError(GooseError):
     """A checkpoint is absent, incomplete, or of another model."""
 
 
+class SaveError(CheckpointError):
+    """A checkpoint could not be written: a failure at run time. The earlier ones are as they were."""
+
+    exit_code = 1
+
+
+class PeerSaveError(SaveError):
+    """The same on the ranks that did their part: the cause is on another rank, which the message names."""
+
+
 class KernelError(GooseError):
     """A fused kernel was demanded that this machine or shape cannot run."""
 

@@ -31,7 +31,7 @@ from gooseslo.data.tokenizer import (
 )
 from gooseslo.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_PIECES = 1024
 
@@ -47,6 +47,8 @@ class PreparedData:
     vocab_size: int
     """Rows that the tokenizer needs in the embedding table."""
     eos_token_id: int
+    content: str
+    """A hash of the tokens and the tokenizer: what a resumed run must find again."""
 
     def dataset(self, split: str, sequence_length: int) -> PackedDataset:
         """The packed samples of a split; DataError if it holds none, or is absent."""
@@ -112,18 +114,22 @@ def _tokenise(
     dtype = "uint16" if size <= 1 << 16 else "uint32"
     encoder = DocumentEncoder(tokenizer)
     num_tokens = {}
+    content = hashlib.sha256(fingerprint(tokenizer).encode())
     for split in corpus.splits:
         progress(f"tokenising the {split} split of data={corpus.name}")
         count = 0
         with (folder / f"{split}.bin").open("wb") as file:
             for ids in _token_batches(corpus.pieces(split), encoder, eos_token_id=tokenizer.eos_token_id):
-                np.asarray(ids, dtype=dtype).tofile(file)
+                data = np.asarray(ids, dtype=dtype).tobytes()
+                content.update(data)
+                file.write(data)
                 count += len(ids)
         if count == 0:
             raise DataError(f"data.{split}: its files hold no text")
         num_tokens[split] = count
     tokenizer.save_pretrained(folder / "tokenizer")
     meta = {"dtype": dtype, "num_tokens": num_tokens, "vocab_size": size, "eos_token_id": tokenizer.eos_token_id}
+    meta["content"] = content.hexdigest()
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
@@ -179,10 +185,10 @@ def _read_prepared(folder: Path) -> PreparedData | None:
             for split, count in meta["num_tokens"].items()
         }
         intact = all(file.path.stat().st_size == file.num_bytes for file in splits.values())
-        sizes = {"vocab_size": meta["vocab_size"], "eos_token_id": meta["eos_token_id"]}
+        facts = {key: meta[key] for key in ("vocab_size", "eos_token_id", "content")}
     except (OSError, ValueError, KeyError):
         return None
     tokenizer_folder = folder / "tokenizer"
     if not intact or not tokenizer_folder.is_dir():
         return None
-    return PreparedData(folder=folder, splits=splits, tokenizer_folder=tokenizer_folder, **sizes)
+    return PreparedData(folder=folder, splits=splits, tokenizer_folder=tokenizer_folder, **facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -40,7 +41,8 @@ def build_trainer(
 
     Collective over all ranks.
     """
-    context = ParallelContext(plan.topology, worker.rank)
+    timeout = timedelta(seconds=job.launcher.timeout_seconds)
+    context = ParallelContext(plan.topology, worker.rank, timeout=timeout)
     train_loader, eval_loader = build_loaders(job, data, context)
     train_step = build_step(plan, context, job.train, seed=job.run.seed, device=worker.device)
     optimizer = build_optimizer(job.optimizer, train_step.model.parameters())
@@ -136,7 +138,7 @@ def build_saver(
             ),
             coordinates=context.at,
             topology=asdict(plan.topology),
-            state={"step": position.step, "position": asdict(position), "seed": job.run.seed},
+            state={"step": position.step, "position": asdict(position), "seed": job.run.seed, "data": data.identity},
             tied=model.aliases,
             write_common=lambda folder: write_model_files(folder, plan.config, data.tokenizer_folder),
             retention=Retention(keep=job.checkpoint.keep, keep_every=job.checkpoint.keep_every),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gooseslo import errors
 from gooseslo.engine.run_folder import write_atomically
-from gooseslo.errors import GooseError, WorkerError
+from gooseslo.errors import GooseError, PeerSaveError, WorkerError
 
 _CONNECTION = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|gloo|nccl|tcpstore|socket", re.IGNORECASE
@@ -42,7 +42,7 @@ class Failure:
     in_collective: bool = False
     """It failed while it waited for other ranks, so that another rank may be the cause."""
     user_error: bool = False
-    """A GooseError: its message is all that the user needs."""
+    """A GooseError about what the user gave: its message is all that the user needs."""
     at: float = 0.0
     """Monotonic clock of the machine, seconds."""
 
@@ -67,14 +67,14 @@ class Failure:
 
 def describe(error: BaseException, rank: int) -> Failure:
     """The failure that an exception in a worker's main function is."""
-    user_error = isinstance(error, GooseError)
+    user_error = isinstance(error, GooseError) and error.exit_code == 2
     return Failure(
         rank=rank,
         exit_code=error.exit_code if isinstance(error, GooseError) else 1,
         type_name=type(error).__name__,
         message=str(error),
         text="".join(traceback.format_exception(error)),
-        in_collective=not user_error and is_of_a_collective(error),
+        in_collective=isinstance(error, PeerSaveError) or (not user_error and is_of_a_collective(error)),
         user_error=user_error,
         at=time.monotonic(),
     )

@@ -45,6 +45,10 @@ class Interrupted(GooseError):  # noqa: N818  (nothing is wrong)
         self.exit_code = 128 + number
         super().__init__(f"interrupted by {self.signal.name}")
 
+    def add_hint(self, hint: str) -> None:
+        """Say more to the user, below the message."""
+        self.args = (f"{self}\n{hint}",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:

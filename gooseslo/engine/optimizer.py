@@ -83,7 +83,12 @@ def optimizer_tensors(
 
 
 def set_updates(optimizer: torch.optim.Optimizer, updates: int) -> None:
-    """Tell AdamW's bias correction how many updates were done; for a resumed run."""
+    """Tell AdamW's bias correction how many updates were done; for a resumed run.
+
+    Before the first update there is no state at all, and AdamW must find none.
+    """
+    if updates == 0:
+        return
     for group in optimizer.param_groups:
         if "betas" in group:
             for parameter in group["params"]:

@@ -39,6 +39,8 @@ class Plan:
     local_parameters: dict[tuple[int, int], int]
     """(pp, tp) -> parameters that the rank holds."""
     config: PretrainedConfig
+    shapes: dict[str, tuple[int, ...]]
+    """Every parameter's full shape, tied ones once."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,6 +105,7 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
             for tp in range(parallel.tp)
         },
         config=config,
+        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
     )
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 import sys
 from pathlib import Path
 from typing import TextIO
 
 import torch
-import yaml
 
-from gooseslo.engine.build import build_trainer
-from gooseslo.engine.checkpoint.folders import find_latest, read_state
-from gooseslo.engine.launcher import LaunchSpec, launch
+from gooseslo.engine.build import build_trainer, last_step
+from gooseslo.engine.checkpoint.folders import find_latest
+from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.report import summary
 from gooseslo.engine.run_folder import describe_environment, open_run_folder
 from gooseslo.engine.sources import RunData, prepare_data
+from gooseslo.engine.start import check_same_data, find_start, is_finished
 from gooseslo.engine.worker import Worker
 from gooseslo.errors import ConfigError, Fault
 from gooseslo.schema.dump import dump_yaml
 from gooseslo.schema.groups import TrainJob
-from gooseslo.schema.resume import check_resume
+from gooseslo.schema.quoting import as_argument
 
 
 def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: TextIO = sys.stdout) -> int:
@@ -32,9 +33,9 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
     num_devices = 0 if job.device == "cpu" else torch.cuda.device_count()
     plan = make_plan(job, num_devices=num_devices)
-    start = _find_start(job)
-    if start is not None and _is_finished(job, start):
-        console.write(f"{start.parent.parent}: finished already, at step {job.train.steps}; nothing to do\n")
+    start = find_start(job, plan)
+    if start is not None and is_finished(job, start):
+        console.write(f"{start.parent.parent}: finished already, at step {last_step(job)}; nothing to do\n")
         return 0
     data = prepare_data(
         job.data,
@@ -45,11 +46,15 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
     )
     for split in data.splits:
         data.dataset(split, job.train.sequence_length)
+    if start is not None:
+        check_same_data(start, data)
     plan = plan.with_end_of_text(data.eos_token_id)
 
     now = datetime.datetime.now()
     folder = open_run_folder(name=job.run.name, directory=job.run.dir, model_name=job.model.name or "model", now=now)
     try:
+        if find_start(job, plan) != start:
+            raise ConfigError(Fault(key="run.name", value=folder.path.name, rule="another run of this name went on"))
         folder.describe(
             config_yaml=dump_yaml(job),
             overrides=overrides,
@@ -57,20 +62,36 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
             environment=describe_environment(sys.argv, now),
         )
         _say(console, job, f"{folder.path}\n{plan}")
-        spec = LaunchSpec(
-            num_workers=plan.topology.world_size,
-            run_dir=folder.path,
-            device="cuda" if plan.device == "cuda" else "cpu",
-            timeout_seconds=job.launcher.timeout_seconds,
-            shutdown_seconds=job.launcher.shutdown_seconds,
-            coordinates=tuple(str(plan.topology.coordinates(rank)) for rank in range(plan.topology.world_size)),
-        )
-        launch(spec, train_worker, job, plan, data, start)
+        launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
+    except Interrupted as error:
+        error.add_hint(_how_to_go_on(folder.path, overrides))
+        raise
     finally:
         folder.close()
     if job.logging.progress:
         console.write(summary(folder.path))
     return 0
+
+
+def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:
+    num_workers = plan.topology.world_size
+    return LaunchSpec(
+        num_workers=num_workers,
+        run_dir=run_dir,
+        device="cuda" if plan.device == "cuda" else "cpu",
+        timeout_seconds=job.launcher.timeout_seconds,
+        shutdown_seconds=job.launcher.shutdown_seconds,
+        coordinates=tuple(str(plan.topology.coordinates(rank)) for rank in range(num_workers)),
+    )
+
+
+def _how_to_go_on(run_dir: Path, overrides: list[str]) -> str:
+    """The command that continues the run, to be pasted into a shell."""
+    kept = [override for override in overrides if not override.startswith(("run.name=", "run.dir="))]
+    command = shlex.join(["gooseslo", "train", *kept, as_argument("run.dir", str(run_dir))])
+    latest = find_latest(run_dir)
+    where = f"its newest checkpoint is {latest.name}" if latest else "it has no checkpoint yet"
+    return f"{run_dir}: {where}; go on with\n  {command}"
 
 
 def train_worker(worker: Worker, job: TrainJob, plan: Plan, data: RunData, start: Path | None) -> None:
@@ -83,36 +104,3 @@ def _say(console: TextIO, job: TrainJob, message: str) -> None:
     if job.logging.progress:
         console.write(f"{message}\n")
         console.flush()
-
-
-def _find_start(job: TrainJob) -> Path | None:
-    """The step folder that the run goes on from; ConfigError where it cannot go on as the job asks."""
-    resume = job.checkpoint.resume
-    if resume not in ("auto", "never"):
-        _check_same_run(Path(resume).parent.parent, job)
-        return Path(resume)
-    run_dir = Path(job.run.dir) if job.run.dir else Path("runs") / job.run.name if job.run.name else None
-    if run_dir is None or not run_dir.is_dir():
-        return None
-    latest = find_latest(run_dir)
-    if latest is not None and resume == "never":
-        rule = f"{run_dir} holds checkpoints of an earlier run, which would be lost"
-        raise ConfigError(
-            Fault(key="checkpoint.resume", value="never", rule=rule, way_out="start another run with run.name=NAME")
-        )
-    if latest is not None:
-        _check_same_run(run_dir, job)
-    return latest
-
-
-def _check_same_run(run_dir: Path, job: TrainJob) -> None:
-    """Refuse to go on with other data, seed, batch, model or schedule than the run's own."""
-    config = run_dir / "config.yaml"
-    if config.is_file():
-        faults = check_resume(yaml.safe_load(config.read_text(encoding="utf-8")), job)
-        if faults:
-            raise ConfigError(faults)
-
-
-def _is_finished(job: TrainJob, start: Path) -> bool:
-    return int(read_state(start)["step"]) >= job.train.steps

@@ -49,6 +49,13 @@ class RunData:
         return self.source.tokenizer_folder if isinstance(self.source, PreparedData) else None
 
     @property
+    def identity(self) -> str:
+        """Equal for equal samples: a resumed run must have that of its checkpoint."""
+        if isinstance(self.source, PreparedData):
+            return self.source.content
+        return f"synthetic {self.source.seed} {self.source.vocab_size} {self.source.num_samples}"
+
+    @property
     def eos_token_id(self) -> int | None:
         """What ends a document."""
         return self.source.eos_token_id if isinstance(self.source, PreparedData) else None

@@ -103,13 +103,13 @@ def _redirect(path: Path, *, keep_console: bool) -> TextIO | None:
 def _enter_world(setup: WorkerSetup, rank: int, console: TextIO | None) -> Worker:
     local_rank = int(os.environ["LOCAL_RANK"])
     timeout = datetime.timedelta(seconds=setup.timeout_seconds)
+    torch.set_num_threads(setup.num_threads)
     if setup.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=timeout, device_id=device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(setup.num_threads)
         dist.init_process_group("gloo", timeout=timeout)
     return Worker(
         rank=rank,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import product
 
 import torch.distributed as dist
@@ -55,12 +56,15 @@ class Topology:
 class ParallelContext:
     """One rank's groups: tensor, pipeline, data, model (tensor x pipeline), and the pair of pipeline ends.
 
-    Collective to construct on every rank of the default process group. Without torch.distributed (a world of one)
-    every group is None, which the collectives of this package read as "alone".
+    Collective to construct on every rank of the default process group; `timeout` bounds the collectives of its groups
+    (None: torch's default). The group of an axis of one rank is None, which the collectives of this package read as
+    "alone"; the mpu getters give a real group of one, since torch reads None as the whole world.
     """
 
-    def __init__(self, topology: Topology, rank: int = 0):
+    def __init__(self, topology: Topology, rank: int = 0, *, timeout: timedelta | None = None):
         self.topology = topology
+        self.timeout = timeout
+        self._alone: dist.ProcessGroup | None = None
         self.rank = rank
         self.at = topology.coordinates(rank)
         sizes: dict[str, Sequence[int]] = {axis: range(getattr(topology, axis)) for axis in ("tp", "pp", "dp")}
@@ -82,7 +86,7 @@ class ParallelContext:
             ranks = [self.topology.rank(**dict(zip(others, fixed)), **dict(zip(keys, place))) for place in along]
             if len(ranks) == 1:
                 continue
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=self.timeout)
             if self.rank in ranks:
                 mine = (group, ranks)
         return mine
@@ -97,9 +101,16 @@ class ParallelContext:
 
     def close(self) -> None:
         """Free the groups; collective on every rank."""
-        for group in (self.tp_group, self.dp_group, self.pp_group, self.model_group, self.ends_group):
+        groups = (self.tp_group, self.dp_group, self.pp_group, self.model_group, self.ends_group, self._alone)
+        for group in groups:
             if group is not None:
                 dist.destroy_process_group(group)
+
+    def _given(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+        """`group`, or a group of this rank alone; None only without torch.distributed."""
+        if group is None and self._alone is None and dist.is_initialized():
+            self._alone = dist.new_group([self.rank], timeout=self.timeout, use_local_synchronization=True)
+        return group or self._alone
 
     # The mpu protocol (Megatron's names; DeepSpeed's `mpu=` argument takes this object).
 
@@ -110,7 +121,7 @@ class ParallelContext:
         return self.topology.tp
 
     def get_tensor_model_parallel_group(self) -> dist.ProcessGroup | None:
-        return self.tp_group
+        return self._given(self.tp_group)
 
     get_tensor_parallel_rank = get_tensor_model_parallel_rank
     get_tensor_parallel_world_size = get_tensor_model_parallel_world_size
@@ -123,7 +134,7 @@ class ParallelContext:
         return self.topology.pp
 
     def get_pipeline_parallel_group(self) -> dist.ProcessGroup | None:
-        return self.pp_group
+        return self._given(self.pp_group)
 
     def get_data_parallel_rank(self) -> int:
         return self.at.dp
@@ -132,7 +143,7 @@ class ParallelContext:
         return self.topology.dp
 
     def get_data_parallel_group(self) -> dist.ProcessGroup | None:
-        return self.dp_group
+        return self._given(self.dp_group)
 
     def get_model_parallel_rank(self) -> int:
         """Rank within tensor x pipeline."""
@@ -143,4 +154,4 @@ class ParallelContext:
 
     def get_model_parallel_group(self) -> dist.ProcessGroup | None:
         """Tensor x pipeline: over this group DeepSpeed sums its gradient norm."""
-        return self.model_group
+        return self._given(self.model_group)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from gooseslo.errors import CheckpointError
+from gooseslo.errors import PeerSaveError, SaveError
 
 T = TypeVar("T")
 
@@ -30,7 +30,10 @@ class Ranks:
         return values
 
     def each(self, action: Callable[[], T]) -> list[T]:
-        """What `action` returns on each rank; CheckpointError on every rank if it fails on one. Collective."""
+        """What `action` returns on each rank. Collective.
+
+        If it fails on one, SaveError there, with the failure as its cause, and PeerSaveError on the others.
+        """
         result, failure, cause = None, None, None
         try:
             result = action()
@@ -38,11 +41,13 @@ class Ranks:
             failure, cause = str(error) or type(error).__name__, error
         outcomes = self.gather((result, failure))
         failures = [(rank, text) for rank, (_, text) in enumerate(outcomes) if text is not None]
+        if cause is not None:
+            raise SaveError(failure) from cause
         if failures:
             rank, text = failures[0]
-            raise CheckpointError(f"rank {rank}: {text}" if self.size > 1 else text) from cause
+            raise PeerSaveError(f"rank {rank}: {text}")
         return [value for value, _ in outcomes]  # type: ignore[misc]
 
     def first(self, action: Callable[[], T]) -> T:
-        """What `action` returns on rank 0, given to all; CheckpointError on every rank if it fails. Collective."""
+        """What `action` returns on rank 0, given to all; fails as `each` does. Collective."""
         return self.each(lambda: action() if self.rank == 0 else None)[0]  # type: ignore[return-value]

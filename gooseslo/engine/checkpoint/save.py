@@ -27,7 +27,7 @@ from gooseslo.engine.checkpoint.manifest import (
     file_entry,
 )
 from gooseslo.engine.checkpoint.ranks import Ranks
-from gooseslo.errors import CheckpointError
+from gooseslo.errors import CheckpointError, SaveError
 from gooseslo.parallel.mesh import Coordinates
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
 
@@ -85,7 +85,7 @@ def save_step(
 
     `state` becomes state.json and `write_common` adds config, generation config and tokenizer (both used on rank 0);
     `tied` maps aliases to stored names. A folder of the same step gives way only to the complete new one.
-    CheckpointError on every rank when one of them fails: the earlier checkpoints are then as they were.
+    SaveError on every rank when one of them fails: the earlier checkpoints are then as they were.
     """
     tied = tied or {}
     ranks = Ranks(group)
@@ -104,10 +104,10 @@ def save_step(
             return publish_step(staging, checkpoints, step)
 
         folder = ranks.first(finish)
-    except CheckpointError as error:
+    except SaveError as error:
         if ranks.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)
-        raise CheckpointError(f"{checkpoints / step_name(step)}: not saved: {error}") from error
+        raise type(error)(f"{checkpoints / step_name(step)}: not saved: {error}") from error
     ranks.first(lambda: prune(checkpoints, newest=step, retention=retention or Retention()))
     return folder
 

@@ -25,6 +25,7 @@ class GradientBuffer:
         self.group = group
         self.flats: list[Tensor] = []
         self.buckets: list[Tensor] = []
+        self.views: dict[nn.Parameter, Tensor] = {}
         kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for parameter in dict.fromkeys(parameters):
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
@@ -33,6 +34,7 @@ class GradientBuffer:
             offset = 0
             for parameter in members:
                 parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)
+                self.views[parameter] = parameter.grad
                 offset += parameter.numel()
             self.flats.append(flat)
             self.buckets += flat.split(max(1, bucket_bytes // flat.element_size()))
@@ -44,6 +46,8 @@ class GradientBuffer:
 
     def reduce(self) -> None:
         """Sum over the data-parallel group; the loss is already divided by the whole step's tokens. Collective."""
+        for parameter, view in self.views.items():
+            assert parameter.grad is view, "a gradient has left the buffer: call zero(), never zero_grad()"
         if self.group is None:
             return
         works = [dist.all_reduce(bucket, group=self.group, async_op=True) for bucket in self.buckets]
