@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(args)
     except GooseError as error:
         if os.environ.get("GOOSESLO_DEBUG") == "1":
-            raise
-        sys.stderr.write(f"{error}\n")
+            traceback.print_exception(error)
+        else:
+            sys.stderr.write(f"{error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 130

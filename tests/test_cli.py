@@ -97,12 +97,15 @@ def test_no_verb_shows_usage(capsys):
     assert "merge-checkpoint" in capsys.readouterr().err
 
 
-def test_debug_shows_the_traceback(monkeypatch):
-    from gooseslo.errors import ConfigError
+def test_debug_shows_the_traceback_and_keeps_the_code(engine, capsys, monkeypatch):
+    from gooseslo.errors import WorkerError
 
     monkeypatch.setenv("GOOSESLO_DEBUG", "1")
-    with pytest.raises(ConfigError):
-        cli.main(["trian"])
+    engine(result=WorkerError("rank 1 died"))
+    for args, code, words in ((["trian"], 2, "nearest: train"), (["train"], 1, "rank 1 died")):
+        assert cli.main(args) == code
+        out, err = capsys.readouterr()
+        assert out == "" and "Traceback" in err and words in err
 
 
 def test_train_gets_the_job_and_what_was_typed(engine):

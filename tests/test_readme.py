@@ -59,7 +59,7 @@ def test_the_quick_start_runs(tmp_path):
     for name in ("a.txt", "held-out.txt"):
         (tmp_path / name).write_text("goose honk pond egg reed wing nest\n" * 400, encoding="utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "goose honk"}\n' * 50, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ran = []
     for verb, *args in OURS:
         if "model=gpt2" in args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import shlex
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ RULE = "-" * 72
 
 def gooseslo(*arguments: str) -> None:
     """Run the command, its output on the terminal; ends the demo where it fails."""
-    sys.stdout.write(f"\n$ gooseslo {' '.join(arguments)}\n")
+    sys.stdout.write(f"\n$ gooseslo {shlex.join(arguments)}\n")
     sys.stdout.flush()
     exit_code = subprocess.run([sys.executable, "-m", "gooseslo", *arguments]).returncode
     if exit_code:

@@ -36,7 +36,7 @@ CHECKS = (
         budget_seconds=150,
         command=(
             *("-m", "gooseslo", "train", "recipe=demo", "device=cuda", "run.dir={folder}/demo"),
-            *("parallel.tp=1", "parallel.pp=1", "train.steps=100", "train.eval_every=50"),
+            *("launcher.workers=1", "parallel.tp=1", "parallel.pp=1", "train.steps=100", "train.eval_every=50"),
         ),
     ),
     Check(

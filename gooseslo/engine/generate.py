@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gooseslo.errors import CheckpointError, ConfigError, Fault
 from gooseslo.schema.groups import GenerateJob
+from gooseslo.schema.quoting import as_argument
 
 
 def generate(job: GenerateJob, *, stdin: TextIO, stdout: TextIO) -> int:
@@ -54,7 +56,7 @@ def merged_folder(path: str | None) -> Path:
     if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
         raise CheckpointError(
             f"model.path={path}: a {'run' if (folder / 'checkpoints').is_dir() else 'step'} folder, not a merged one\n"
-            f"  merge it first: gooseslo merge-checkpoint input={path} output=DIR"
+            f"  merge it first: gooseslo merge-checkpoint {shlex.quote(as_argument('input', path))} output=DIR"
         )
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
     if not any(folder.glob("model*.safetensors")):

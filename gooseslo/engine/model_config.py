@@ -78,7 +78,6 @@ def make_config(architecture: str, fields: Mapping[str, Any]) -> PretrainedConfi
         if token not in fields and isinstance(default, int) and default >= config.vocab_size:
             # The class's default belongs to its published vocabulary; the run's tokenizer gives the real one.
             setattr(config, token, None)
-    config.use_cache = True
     return config
 
 

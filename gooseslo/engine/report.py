@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import statistics
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gooseslo.engine.metrics import read_metrics
+from gooseslo.schema.quoting import as_argument
 
 _FEW_STEPS = 20  # a run of so few has a plain line for each
 _STEPS_PER_LINE = 10
@@ -170,7 +172,8 @@ def summary(run_dir: Path) -> str:
         lines.append(_evaluation(evaluations[-1]))
     lines.append(f"run folder: {run_dir}")
     if (run_dir / "checkpoints" / "latest").exists():
-        lines.append(f"next: gooseslo merge-checkpoint input={run_dir} output={run_dir / 'merged'}")
+        folders = as_argument("input", str(run_dir)), as_argument("output", str(run_dir / "merged"))
+        lines.append(f"next: gooseslo merge-checkpoint {shlex.join(folders)}")
     return "".join(f"{line}\n" for line in lines)
 
 

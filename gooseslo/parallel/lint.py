@@ -12,9 +12,11 @@ from gooseslo.errors import PolicyError
 from gooseslo.parallel.names import matches, matching
 from gooseslo.policies.policy import Policy
 
+_SHOWN = 4  # one wrong name misfits every layer
+
 
 def lint(model: nn.Module, policy: Policy, *, tied: bool) -> None:
-    """Raise PolicyError with every misfit of `policy` with the whole `model` (on any device)."""
+    """Raise PolicyError with the first misfits of `policy` with the whole `model` (on any device), and their number."""
     modules = dict(model.named_modules())
     faults = [*_unresolved(modules, policy), *_claims(model, policy), *_dropouts(modules, policy)]
     faults += [f"{name} is a buffer, and nothing would fill it" for name, _ in model.named_buffers()]
@@ -24,7 +26,9 @@ def lint(model: nn.Module, policy: Policy, *, tied: bool) -> None:
             if parameters.get(alias) is None or parameters.get(alias) is not parameters.get(owner):
                 faults.append(f"{alias} is not tied to {owner} in the model")
     if faults:
-        raise PolicyError(f"the policy for {policy.architecture} does not fit the model: " + "; ".join(faults))
+        more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        shown = "; ".join(faults[:_SHOWN]) + more
+        raise PolicyError(f"the policy for {policy.architecture} does not fit the model: {shown}")
 
 
 def _unresolved(modules: dict[str, nn.Module], policy: Policy) -> list[str]:

@@ -46,6 +46,9 @@ def check_model(
         rule = f"does not divide the model's {num_heads} attention heads"
         way_out = f"nearest: {nearest_numbers(tp, legal)}; legal: {', '.join(map(str, legal))}"
         faults.append(Fault(key="parallel.tp", value=tp, rule=rule, way_out=way_out))
+    if vocab_size < tp:
+        rule = f"smaller than parallel.tp={tp}: each rank holds a part of the table"
+        faults.append(Fault(key="model.config.vocab_size", value=vocab_size, rule=rule, way_out=f"nearest: {tp}"))
     if pp > num_layers:
         rule = f"more stages than the model's {num_layers} layers"
         faults.append(Fault(key="parallel.pp", value=pp, rule=rule, way_out=f"nearest: {num_layers}"))

@@ -16,7 +16,7 @@ from gooseslo.schema.groups import DoctorJob, GenerateJob, MergeJob, ModelConfig
 from gooseslo.schema.keys import OPEN_KEY, all_keys, keys_of, listed, nearest, owning_options, sections, type_of
 from gooseslo.schema.overrides import Assignment, read_argument
 from gooseslo.schema.store import config_folders, group_names, register
-from gooseslo.schema.values import OPEN, BadValueError, read_value
+from gooseslo.schema.values import OPEN, BadValueError, Scalar, read_value
 from gooseslo.schema.verb_checks import check_generate, check_merge
 
 Job = TypeVar("Job", TrainJob, MergeJob, GenerateJob, DoctorJob)
@@ -68,7 +68,7 @@ def _compose(
         faults += choices.faults
     else:
         base, values, groups = job_type(), [*filed, *typed], []
-    job: Job = _lay_over(base, values, faults, groups)
+    job: Job = _one_run_folder(_lay_over(base, values, faults, groups), typed, faults)
     further = [] if faults else check_further(job)
     # A check that leans on a key that is already faulty would only repeat it.
     bad_keys = [fault.key.lstrip("+~") for fault in faults]
@@ -119,6 +119,20 @@ def _lay_over(base: Any, values: list[Assignment], faults: list[Fault], groups: 
         except BadValueError as bad:
             faults.append(assignment.fault(bad.rule, bad.way_out))
     return _rebuilt(base, tree)
+
+
+def _one_run_folder(job: Any, typed: list[Assignment], faults: list[Fault]) -> Any:
+    """A run.name or run.dir that was typed replaces both: with the other's folder it would continue an older run."""
+    given = {item.key: item for item in typed if item.key in ("run.name", "run.dir")}
+    given = {key: item for key, item in given.items() if item.raw not in (None, Scalar("null"))}
+    if not isinstance(job, TrainJob) or not given:
+        return job
+    if len(given) == 2:
+        rule = "run.dir is given too, and each names the run folder"
+        faults.append(given["run.name"].fault(rule, "give one of them"))
+        return job
+    run = dataclasses.replace(job.run, dir=None) if "run.name" in given else dataclasses.replace(job.run, name=None)
+    return dataclasses.replace(job, run=run)
 
 
 def _set(tree: dict[str, Any], assignment: Assignment, hint: Any) -> None:

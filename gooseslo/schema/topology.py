@@ -44,35 +44,47 @@ def _check_workers(job: TrainJob, num_devices: int | None) -> list[Fault]:
     workers = num_workers(job, num_devices)
     if workers is None:
         return []
+    # A worker trains on a CUDA device of its own.
+    limit = num_devices if num_devices and job.device != "cpu" else None
+    if limit is not None and workers > limit:
+        rule = f"more than the {limit} CUDA devices"
+        return [Fault(key="launcher.workers", value=workers, rule=rule, way_out="device=cpu")]
     tp, pp, dp = job.parallel.tp, job.parallel.pp, job.parallel.dp
     source = "launcher.workers" if job.launcher.workers is not None else "CUDA devices; launcher.workers is null"
-    keys = f"parallel.tp={tp} parallel.pp={pp}"
+    key, ranks = f"parallel.tp={tp} parallel.pp={pp}", tp * pp
     if dp is not None:
-        ranks = tp * pp * dp
+        key, ranks = f"{key} parallel.dp={dp}", tp * pp * dp
+        if ranks == workers:
+            return []
         rule = f"{tp} x {pp} x {dp} = {ranks}, but there are {workers} workers ({source})"
-        way_out = f"launcher.workers={ranks}" + (
-            f", or parallel.dp={workers // (tp * pp)}" * (workers % (tp * pp) == 0)
-        )
-        return [Fault(key=f"{keys} parallel.dp={dp}", rule=rule, way_out=way_out)] if ranks != workers else []
-    ranks = tp * pp
-    way_out = f"nearest: launcher.workers={nearest_multiples(workers, ranks)}{_nearest_sizes(tp, pp, workers)}"
-    if job.device == "auto" and job.launcher.workers is None:
-        way_out += ", or device=cpu"
+        ways = _ways_for_workers(job, str(ranks), ranks, limit)
+        ways += [f"parallel.dp={workers // (tp * pp)}"] if workers % (tp * pp) == 0 else []
+        return [Fault(key=key, rule=rule, way_out=", or ".join(ways))]
+    if workers % ranks == 0:
+        return []
     if ranks > workers:
-        return [Fault(key=keys, rule=f"{tp} x {pp} = {ranks} > {workers} workers ({source})", way_out=way_out)]
-    if workers % ranks:
+        rule = f"{tp} x {pp} = {ranks} > {workers} workers ({source})"
+    else:
         rule = f"{workers} workers ({source}): {workers} is not divisible by {tp} x {pp} = {ranks}"
-        return [Fault(key=keys, rule=rule, way_out=way_out)]
-    return []
+    ways = _ways_for_workers(job, nearest_multiples(workers, ranks, limit), ranks, limit)
+    ways += _nearest_sizes(tp, pp, workers)
+    return [Fault(key=key, rule=rule, way_out=f"nearest: {', or '.join(ways)}")]
 
 
-def _nearest_sizes(tp: int, pp: int, workers: int) -> str:
+def _ways_for_workers(job: TrainJob, counts: str, ranks: int, limit: int | None) -> list[str]:
+    """Other numbers of workers, on the CPU where the devices are too few for `ranks` workers."""
+    if limit is None or ranks <= limit:
+        return [f"launcher.workers={counts}"]
+    return ["device=cpu" if job.launcher.workers is None else f"launcher.workers={ranks} device=cpu"]
+
+
+def _nearest_sizes(tp: int, pp: int, workers: int) -> list[str]:
     """The nearest tp under this pp, or else pp under this tp, that divides the workers."""
     for key, size, other in (("tp", tp, pp), ("pp", pp, tp)):
         legal = [candidate for candidate in divisors(workers) if workers % (candidate * other) == 0]
         if legal:
-            return f", or parallel.{key}={nearest_numbers(size, legal)}"
-    return ""
+            return [f"parallel.{key}={nearest_numbers(size, legal)}"]
+    return []
 
 
 def _check_batch(job: TrainJob, dp: int) -> list[Fault]:
@@ -102,10 +114,11 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def nearest_multiples(number: int, unit: int) -> str:
-    """The multiples of `unit` on both sides of `number`, in words."""
+def nearest_multiples(number: int, unit: int, limit: int | None = None) -> str:
+    """The multiples of `unit` on both sides of `number`, in words; none above `limit`."""
     below = number - number % unit
-    return f"{below} or {below + unit}" if below else f"{unit}"
+    multiples = [multiple for multiple in (below, below + unit) if multiple and (limit is None or multiple <= limit)]
+    return " or ".join(map(str, multiples))
 
 
 def nearest_numbers(number: int, legal: list[int]) -> str:

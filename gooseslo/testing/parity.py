@@ -59,6 +59,8 @@ class Case:
     clip_grad_norm: float = 0.0
     seed: int = 0
     ignore_some_labels: bool = False
+    fixed_batch: bool = False
+    """Every step trains on the same batch, so that its loss falls."""
     device: str = "cpu"
 
     @property
@@ -85,7 +87,7 @@ class Case:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """The global batch of a step: ids and shifted labels, [samples, S] each."""
-        generator = torch.Generator().manual_seed(1000 + step)
+        generator = torch.Generator().manual_seed(1000 + step * (not self.fixed_batch))
         shape = (self.samples, self.sequence_length + 1)
         tokens = torch.randint(0, self.fields["vocab_size"], shape, generator=generator)
         labels = tokens[:, 1:].clone()

@@ -29,7 +29,8 @@ class Shell:
     @property
     def environment(self):
         paths = {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(self.cache), "TMPDIR": str(self.temporary)}
-        return {**os.environ, **paths, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
+        plain = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true", "CUDA_VISIBLE_DEVICES": ""}
+        return {**os.environ, **paths, **plain}
 
     @property
     def temporary(self):

@@ -1,6 +1,7 @@
 """Text from a merged folder: repeatable, with the prompt as typed, and clear about folders that are not merged."""
 
 import io
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from gooseslo.engine.generate import generate
 from gooseslo.errors import CheckpointError, ConfigError
+from gooseslo.schema.compose import compose_merge
 from gooseslo.schema.groups import GenerateJob, GenerateModelConfig
 
 
@@ -90,6 +92,17 @@ def test_folders_that_are_not_merged(folder, tmp_path):
     (tmp_path / "step" / "manifest.json").touch()
     with pytest.raises(CheckpointError, match="a step folder"):
         run(tmp_path / "step")
+
+
+def test_the_command_that_merges_can_be_pasted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my run; $(honk)", "[a]"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        with pytest.raises(CheckpointError) as error:
+            run(name)
+        command = shlex.split(str(error.value).partition("merge it first: ")[2])
+        assert command[:2] == ["gooseslo", "merge-checkpoint"] and command[3] == "output=DIR"
+        assert compose_merge(command[2:]).input == name
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

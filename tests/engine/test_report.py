@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import struct
 import termios
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from gooseslo.engine.metrics import eval_record, save_record
 from gooseslo.engine.report import Reporter, summary
+from gooseslo.schema.compose import compose_merge
 
 
 def train(step, *, loss=5.0, seconds=0.5, skipped=False):
@@ -122,4 +124,19 @@ def test_the_summary_tells_what_the_run_came_to(tmp_path):
     ]
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest").write_text("step-00000002")
-    assert summary(tmp_path).splitlines()[-1].startswith("next: gooseslo merge-checkpoint input=")
+    assert summary(tmp_path).splitlines()[-1] == (
+        f"next: gooseslo merge-checkpoint input={tmp_path} output={tmp_path / 'merged'}"
+    )
+
+
+def test_the_command_for_what_comes_next_can_be_pasted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my run; $(honk)", "[a]", "It's"):
+        run_dir = Path(name)
+        (run_dir / "checkpoints").mkdir(parents=True)
+        (run_dir / "checkpoints" / "latest").write_text("step-00000002")
+        (run_dir / "metrics.jsonl").write_text("")
+        command = shlex.split(summary(run_dir).splitlines()[-1].removeprefix("next: "))
+        job = compose_merge(command[2:])
+        assert command[:2] == ["gooseslo", "merge-checkpoint"]
+        assert (job.input, job.output) == (name, f"{name}/merged")

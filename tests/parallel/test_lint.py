@@ -47,6 +47,14 @@ def test_a_misfit_is_named(changes, complaint):
     assert complaint in str(caught.value)
 
 
+def test_one_wrong_name_in_many_layers_is_a_short_message():
+    model = empty_model(make_config("gpt2", tiny_fields("gpt2", n_layer=24)))
+    with pytest.raises(PolicyError) as caught:
+        lint(model, replace(GPT2, splits=without(GPT2.splits, "transformer.h.*.mlp.c_fc")), tied=True)
+    # A weight and a bias in each layer.
+    assert str(caught.value).count("is claimed 0 times") == 4 and str(caught.value).endswith("; and 44 more")
+
+
 def test_a_buffer_needs_a_policy_too():
     """Buffers made on the meta device hold garbage once materialised."""
     model = empty_model(make_config("gpt2", tiny_fields("gpt2")))

@@ -104,8 +104,9 @@ def test_accumulating_over_runs_adds_and_never_rescales():
 
 
 def test_the_reference_learns():
-    outcome = run_reference(Case(fields=tiny_fields("gpt2"), samples=8))
-    assert len(outcome.losses) == 3 and all(loss > 0 for loss in outcome.losses)
+    """Else a layout could equal it and learn nothing."""
+    losses = run_reference(Case(fields=tiny_fields("gpt2"), samples=8, steps=5, fixed_batch=True)).losses
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.2
 
 
 def shares(rank, world_size):

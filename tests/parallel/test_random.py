@@ -1,5 +1,7 @@
 """Dropout: which masks agree between ranks, which differ, and that no layout changes a replicated one."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -43,9 +45,10 @@ def test_replicated_tensors_stay_bit_equal_over_tp(layout):
 
 
 def masks(rank, world_size):
-    """What layer 0 drops: the residual mask, the attention output's randomness, the hidden state after the layer."""
+    """What layer 0 drops of its output and of the attention weights of this rank's heads, and the hidden state after it."""
     case = dropout_case(0.5, tp=2, dp=2, precision="fp32")
     plan = make_plan(case.job(), num_devices=0)
+    plan.config._attn_implementation = "eager"  # the only one whose attention weights can be seen
     context = ParallelContext(plan.topology, rank)
     step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
     seen = {}
@@ -54,12 +57,20 @@ def masks(rank, world_size):
         lambda m, args, out: seen.update(residual=(out == 0) & (args[0] != 0))
     )
     block.register_forward_hook(lambda m, args, out: seen.update(hidden=out.detach().clone()))
+    drop = torch.nn.functional.dropout
+
+    def watched(weights, *args, **options):
+        dropped = drop(weights, *args, **options)
+        if weights.dim() == 4:  # [samples, heads, queries, keys]
+            seen.setdefault("attention", (dropped == 0) & (weights != 0))
+        return dropped
+
     step.streams.micro_batch = context.at.dp * plan.num_micro_batches
-    # The attention mask is drawn inside the attention kernel: its stream is what the draw at that moment gives.
-    block.attn.c_attn.register_forward_hook(lambda m, args, out: seen.update(attention=torch.get_rng_state()))
     step.model.module.train()
-    step.model.module(torch.arange(16)[None].repeat(2, 1))
-    return (context.at.tp, context.at.dp), {name: tensor.clone() for name, tensor in seen.items()}
+    with mock.patch.object(torch.nn.functional, "dropout", watched):
+        step.model.module(torch.arange(16)[None].repeat(2, 1))
+    context.close()
+    return (context.at.tp, context.at.dp), seen
 
 
 def test_which_masks_agree():
@@ -69,6 +80,8 @@ def test_which_masks_agree():
         assert one["residual"].any()
         assert torch.equal(one["residual"], other["residual"])
         assert torch.equal(one["hidden"], other["hidden"])
+        assert one["attention"].shape == (2, 2, 16, 16)  # 2 of 4 heads
+        assert one["attention"].any() and other["attention"].any()
         assert not torch.equal(one["attention"], other["attention"])
     for tp in (0, 1):
         assert not torch.equal(found[tp, 0]["residual"], found[tp, 1]["residual"])

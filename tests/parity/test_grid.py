@@ -55,10 +55,12 @@ def test_fp32(tp, pp, dp, fields):
 
 @pytest.mark.parametrize(("tp", "pp", "dp"), [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)])
 def test_twenty_adamw_losses_fp32(tp, pp, dp):
-    proof = case(tp, pp, dp, {}, precision="fp32", optimizer="adamw", steps=20, clip_grad_norm=1.0)
+    proof = case(tp, pp, dp, {}, precision="fp32", optimizer="adamw", steps=20, clip_grad_norm=1.0, fixed_batch=True)
     one, other = run_reference(proof), layout(proof)
     assert other.losses == pytest.approx(one.losses, rel=1e-5)
-    assert one.losses[0] > one.losses[-1] or len(set(one.losses)) == 20
+    # All that a batch of random tokens can teach is itself.
+    for losses in (one.losses, other.losses):
+        assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.3
 
 
 @pytest.mark.parametrize(("tp", "pp", "dp"), [(2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 2, 2)])

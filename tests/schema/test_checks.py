@@ -62,6 +62,31 @@ def test_workers_follow_from_devices():
 
 
 @pytest.mark.parametrize(
+    ("keys", "num_devices", "words", "not_advised"),
+    [
+        ({"launcher__workers": 4, "device": "cuda"}, 1, "launcher.workers=4: more than the 1 CUDA devices", "nearest"),
+        ({"launcher__workers": 4}, 2, "launcher.workers=4: more than the 2 CUDA devices", "nearest"),
+        ({"parallel__tp": 2, "parallel__pp": 2}, 2, "nearest: device=cpu, or parallel.tp=1", "launcher.workers="),
+        ({"parallel__tp": 3}, 4, "nearest: launcher.workers=3, or parallel.tp=2 or 4", "6"),
+        ({"parallel__dp": 3}, 2, "device=cpu, or parallel.dp=2", "launcher.workers="),
+        ({"parallel__tp": 2, "launcher__workers": 1}, 1, "launcher.workers=2 device=cpu", "workers=2,"),
+        ({"parallel__tp": 2, "launcher__workers": 1}, 2, "nearest: launcher.workers=2, or", "device=cpu"),
+    ],
+)
+def test_workers_on_devices_are_at_most_the_devices(keys, num_devices, words, not_advised):
+    (message,) = messages(job_with(**keys), num_devices=num_devices)
+    assert words in message
+    assert not_advised not in message
+
+
+def test_more_workers_than_devices_are_fine_on_the_cpu():
+    assert messages(job_with(launcher__workers=4, device="cpu"), num_devices=1) == []
+    assert messages(job_with(launcher__workers=2), num_devices=2) == []
+    assert compose_train(["recipe=demo"]).device == "cpu"
+    assert messages(compose_train(["recipe=demo"]), num_devices=1) == []
+
+
+@pytest.mark.parametrize(
     ("batch", "micro", "dp", "nearest"),
     [
         (5, 2, None, "train.global_batch_size=4 or 6, or train.micro_batch_size=1 or 5"),
@@ -144,10 +169,12 @@ GPT2 = {"num_layers": 12, "num_heads": 12, "num_positions": 1024, "vocab_size": 
         ({"train__sequence_length": 1025}, ["1024 positions", "nearest: 1024"]),
         ({"parallel__pp": 5, "parallel__partition": [3, 3, 3, 3, 3]}, ["sums to 15", "[3,3,2,2,2]"]),
         ({"data__vocab_size": 50258}, ["table of 50257"]),
+        ({"parallel__tp": 12, "vocab_size": 11}, ["model.config.vocab_size=11", "parallel.tp=12", "nearest: 12"]),
     ],
 )
 def test_a_job_that_does_not_fit_its_model(keys, words):
-    (fault,) = check_model(job_with(**keys), **GPT2)
+    model = {name: keys.get(name, value) for name, value in GPT2.items()}
+    (fault,) = check_model(job_with(**{key: value for key, value in keys.items() if key not in model}), **model)
     for word in words:
         assert word in str(fault)
 
@@ -155,6 +182,7 @@ def test_a_job_that_does_not_fit_its_model(keys, words):
 def test_a_job_that_fits_its_model():
     job = job_with(parallel__tp=3, parallel__pp=5, train__sequence_length=1024, data__vocab_size=50257)
     assert check_model(job, **GPT2) == []
+    assert check_model(job_with(parallel__tp=12), **(GPT2 | {"vocab_size": 12})) == []
     assert check_model(job_with(train__sequence_length=10**6), **(GPT2 | {"num_positions": None})) == []
 
 

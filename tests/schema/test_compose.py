@@ -167,6 +167,22 @@ def test_a_file_chooses_groups_and_the_command_line_wins(config_file):
     assert other.optimizer == AdamWConfig() and other.model.config["n_layer"] == 36
 
 
+def test_a_typed_name_or_folder_is_a_run_of_its_own(config_file):
+    path = config_file("run: {name: old, dir: old-folder}\n")
+
+    def run(*args):
+        job = compose_train(args, config_file=path)
+        return job.run.name, job.run.dir
+
+    assert run() == ("old", "old-folder")
+    assert run("run.name=again") == ("again", None)
+    assert run("run.dir=new") == (None, "new")
+    assert run("run.dir=new", "run.dir=null", "run.name=again") == ("again", None)
+    assert run("run.name=null") == (None, "old-folder")
+    assert run("run.name='null'") == ("null", None)
+    assert "run.dir is given too" in faults_of(["run.name=a", "run.dir=b"])["run.name"]
+
+
 def test_a_model_removed_field_stays_removed(config_file):
     job = compose_train(["~model.config.resid_pdrop", "model.name=gpt2-tiny"])
     assert compose_train([], config_file=config_file(dump_yaml(job))) == job
