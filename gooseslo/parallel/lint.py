@@ -12,6 +12,8 @@ from gooseslo.errors import PolicyError
 from gooseslo.parallel.names import matches, matching
 from gooseslo.policies.policy import Policy
 
+_SHOWN = 3  # a misfit is mostly one of every layer
+
 
 def lint(model: nn.Module, policy: Policy, *, tied: bool) -> None:
     """Raise PolicyError with every misfit of `policy` with the whole `model` (on any device)."""
@@ -24,7 +26,9 @@ def lint(model: nn.Module, policy: Policy, *, tied: bool) -> None:
             if parameters.get(alias) is None or parameters.get(alias) is not parameters.get(owner):
                 faults.append(f"{alias} is not tied to {owner} in the model")
     if faults:
-        raise PolicyError(f"the policy for {policy.architecture} does not fit the model: " + "; ".join(faults))
+        more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+        listed = "; ".join([*faults[:_SHOWN], *more])
+        raise PolicyError(f"the policy for {policy.architecture} does not fit the model: {listed}")
 
 
 def _unresolved(modules: dict[str, nn.Module], policy: Policy) -> list[str]:

@@ -47,6 +47,13 @@ def test_a_misfit_is_named(changes, complaint):
     assert complaint in str(caught.value)
 
 
+def test_a_misfit_of_every_layer_is_told_with_a_count():
+    model = empty_model(make_config("gpt2", tiny_fields("gpt2", n_layer=12)))
+    with pytest.raises(PolicyError, match="and 21 more") as caught:
+        lint(model, replace(GPT2, splits=without(GPT2.splits, "transformer.h.*.mlp.c_fc")), tied=True)
+    assert str(caught.value).count("c_fc") == 3
+
+
 def test_a_buffer_needs_a_policy_too():
     """Buffers made on the meta device hold garbage once materialised."""
     model = empty_model(make_config("gpt2", tiny_fields("gpt2")))
