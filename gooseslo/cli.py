@@ -45,6 +45,9 @@ def train(flags: Flags, args: list[str]) -> int:
     job = compose_train(flags.overrides, config_file=flags.config_file, check_further=_check_against_model)
     if flags.show_config:
         return _show(job)
+    from gooseslo.engine.preflight import preflight
+
+    preflight(job)  # before the run imports model classes, which takes seconds
     from gooseslo.engine.run import train as run
 
     exit_code: int = run(job, overrides=args, cache_dir=cache_folder())

@@ -25,10 +25,14 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, KeyError, RuntimeError, ArithmeticError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = f"it knows no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
         raise ConfigError(Fault(key="model.config", rule=f"transformers cannot build the model: {reason}")) from error
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            raise ConfigError(Fault(key="model.config", rule=f"leaves {name} without a single element"))
+    return model
 
 
 def write_model_files(folder: Path, config: PretrainedConfig, tokenizer_folder: Path | None) -> None:

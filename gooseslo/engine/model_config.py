@@ -43,13 +43,19 @@ def check_against_model(job: TrainJob) -> list[Fault]:
 
 
 def _bad_sizes(config: PretrainedConfig) -> list[Fault]:
-    """Sizes that no model can have; transformers finds them only while it builds one."""
+    """Sizes, probabilities and deviations that no model can have; transformers finds them only while it builds one."""
     faults = []
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
         size = getattr(config, name)
         if size < 1:
             key = f"model.config.{config.attribute_map.get(name, name)}"
             faults.append(Fault(key=key, value=size, rule="must be at least 1"))
+    for name, value in config.to_dict().items():
+        if name.endswith(("pdrop", "dropout")) and isinstance(value, int | float) and not 0 <= value <= 1:
+            faults.append(Fault(key=f"model.config.{name}", value=value, rule="must be a probability, from 0 to 1"))
+    if getattr(config, "initializer_range", 0) < 0:
+        rule = "is a standard deviation: must be at least 0"
+        faults.append(Fault(key="model.config.initializer_range", value=config.initializer_range, rule=rule))
     if not faults and config.hidden_size % config.num_attention_heads:
         width, heads = (config.attribute_map.get(n, n) for n in ("hidden_size", "num_attention_heads"))
         rule = f"is not divisible by model.config.{heads}={config.num_attention_heads}"

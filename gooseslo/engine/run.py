@@ -14,6 +14,7 @@ from gooseslo.engine.build import build_trainer
 from gooseslo.engine.checkpoint.folders import find_latest
 from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
+from gooseslo.engine.preflight import num_devices
 from gooseslo.engine.report import summary
 from gooseslo.engine.run_folder import describe_environment, open_run_folder
 from gooseslo.engine.sources import RunData, prepare_data
@@ -28,11 +29,10 @@ from gooseslo.schema.quoting import as_argument
 def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: TextIO = sys.stdout) -> int:
     """Run the job to its end and say where it stands; the exit code.
 
-    Everything that is wrong with the job is raised before the run folder is made.
+    The job has passed `preflight`; what else is wrong with it is raised before the run folder is made.
     """
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
-    num_devices = 0 if job.device == "cpu" else torch.cuda.device_count()
-    plan = make_plan(job, num_devices=num_devices)
+    plan = make_plan(job, num_devices=num_devices(job))
     start = find_start(job)
     if start is not None:
         check_same_model(start, plan.shapes)

@@ -61,6 +61,21 @@ class RunFolder:
         os.close(self.lock_fd)
 
 
+def check_run_folder(*, name: str | None, directory: str | None, root: Path = Path("runs")) -> None:
+    """Raise the ConfigError that `open_run_folder` would raise, as far as looking shows it; makes nothing."""
+    key, value, path = _folder_of(name, directory, root)
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        raise ConfigError(Fault(key=key, value=value, rule=f"{existing} is a file, not a run folder"))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(Fault(key=key, value=value, rule=f"the folder {existing} cannot be written to"))
+    if existing != path or (name is None and directory is None):
+        return
+    _check_continued(path, key, value)
+    if (path / _LOCK).exists():
+        os.close(_lock(path, key=key, value=value))
+
+
 def open_run_folder(
     *, name: str | None, directory: str | None, model_name: str, now: datetime.datetime, root: Path = Path("runs")
 ) -> RunFolder:
@@ -71,8 +86,7 @@ def open_run_folder(
     """
     if directory is None and name is None:
         return _make_new(root, f"{model_name}-{now:%Y%m%d-%H%M%S}")
-    key, value = ("run.dir", directory) if directory is not None else ("run.name", name)
-    path = Path(directory) if directory is not None else root / str(name)
+    key, value, path = _folder_of(name, directory, root)
     created = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -115,6 +129,13 @@ def describe_environment(argv: Iterable[str], now: datetime.datetime) -> dict[st
     }
 
 
+def _folder_of(name: str | None, directory: str | None, root: Path) -> tuple[str, str | None, Path]:
+    """The key that decides where the run lies, its value, and the folder; `root` itself for a run without a name."""
+    if directory is not None:
+        return "run.dir", directory, Path(directory)
+    return ("run.dir", None, root) if name is None else ("run.name", name, root / name)
+
+
 def _make_new(root: Path, stem: str) -> RunFolder:
     """The first of `stem`, `stem-2`, `stem-3`, ... that is not there; two runs of one second get two folders."""
     try:
@@ -143,6 +164,14 @@ def _check_continued(path: Path, key: str, value: str | None) -> None:
 
 
 def _locked(path: Path, *, key: str, value: str | None, created: bool) -> RunFolder:
+    folder = RunFolder(path=path, lock_fd=_lock(path, key=key, value=value), created=created)
+    folder.logs.mkdir(exist_ok=True)
+    folder.checkpoints.mkdir(exist_ok=True)
+    return folder
+
+
+def _lock(path: Path, *, key: str, value: str | None) -> int:
+    """The descriptor that holds the folder for this run; ConfigError where another live run holds it."""
     try:
         lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -155,7 +184,4 @@ def _locked(path: Path, *, key: str, value: str | None, created: bool) -> RunFol
         raise ConfigError(
             Fault(key=key, value=value, rule=f"another live run is using {path}", way_out=way_out)
         ) from None
-    folder = RunFolder(path=path, lock_fd=lock_fd, created=created)
-    folder.logs.mkdir(exist_ok=True)
-    folder.checkpoints.mkdir(exist_ok=True)
-    return folder
+    return lock_fd

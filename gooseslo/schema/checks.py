@@ -52,7 +52,7 @@ def check_model(
     if pp > num_layers:
         rule = f"more stages than the model's {num_layers} layers"
         faults.append(Fault(key="parallel.pp", value=pp, rule=rule, way_out=f"nearest: {num_layers}"))
-    elif isinstance(partition, list) and sum(partition) != num_layers:
+    elif _counts_layers(partition) and sum(partition) != num_layers:
         rule = f"sums to {sum(partition)}, but the model has {num_layers} layers"
         even = [num_layers // pp + (stage < num_layers % pp) for stage in range(pp)]
         way_out = f"such as [{','.join(map(str, even))}]"
@@ -93,13 +93,17 @@ def _check_partition(job: TrainJob) -> list[Fault]:
             return []
         further = ", or a list of layers per stage"
         return [choice_fault("parallel.partition", partition, ("uniform", "parameters"), further)]
-    if not all(type(layers) is int and layers >= 1 for layers in partition):
+    if not _counts_layers(partition):
         rule = "each stage needs a whole number of layers, at least 1"
     elif len(partition) != pp:
         rule = f"names {len(partition)} stages, but parallel.pp={pp}"
     else:
         return []
     return [Fault(key="parallel.partition", value=shortened(partition), rule=rule)]
+
+
+def _counts_layers(partition: Any) -> bool:
+    return isinstance(partition, list) and all(type(layers) is int and layers >= 1 for layers in partition)
 
 
 def _check_data(job: TrainJob) -> list[Fault]:
