@@ -65,7 +65,7 @@ def test_a_model_that_cannot_be_is_a_fault(field):
         (["run.dir=text.txt/below"], "text.txt is a file"),
         (["run.dir=photos"], "run.dir=photos: .* is not a run"),
         (["run.name=live"], "run.name=live: another live run"),
-        (["checkpoint.resume=photos"], "checkpoint.resume=photos: no checkpoint"),
+        (["checkpoint.resume=photos"], "checkpoint.resume=photos: is not a step folder"),
         (["run.name=garbled", "checkpoint.resume=runs/garbled/checkpoints/step-00000001"], "digest"),
     ],
 )
