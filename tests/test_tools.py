@@ -1,10 +1,13 @@
-"""The tools beside the package: the GPU check says so where there is no device, and its parity part is right."""
+"""The tools beside the package: the GPU check without a device and in its parity part, and the whole demo, smaller."""
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -30,3 +33,26 @@ def test_the_parity_part_of_the_gpu_check(monkeypatch, capsys):
     assert module.check_parity() == 0
     assert capsys.readouterr().out.count("equal") == 6
     assert sum(check.budget_seconds for check in module.CHECKS) <= module.BUDGET_SECONDS
+
+
+@pytest.mark.timeout(240)  # five processes that import torch, one after the other
+def test_the_demo_shows_what_training_did(tmp_path):
+    """From the training to both samples, with a text and a model that take seconds."""
+    (tmp_path / "a.txt").write_text("goose honk pond egg reed wing nest\n" * 400, encoding="utf-8")
+    size = ["n_layer=2", "n_embd=24", "n_head=2", "n_positions=128"]
+    smaller = ["data=text", "data.train=a.txt", "data.vocab_size=300", *(f"model.config.{field}" for field in size)]
+    smaller += ["train.steps=2", "train.sequence_length=32", "lr_schedule.warmup_steps=0"]
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(TOOLS.parent)}
+    environment = {**os.environ, **cache, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, TOOLS / "demo.py", *smaller]
+    demo = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert demo.returncode == 0, demo.stderr
+    output = demo.stdout
+    assert output.count("$ gooseslo") == 2 and "step 2/2" in output
+    samples = re.findall(r"^-{72}\n([^\n]+)\n-{72}\n(.+?)(?=^-{72})", output, re.DOTALL | re.MULTILINE)
+    assert [title for title, _ in samples] == ["random weights", "trained"]
+    for _, text in samples:
+        assert text.startswith("def read_lines(path):\n") and len(text) > len("def read_lines(path):\n") + 1
+    assert samples[0][1] != samples[1][1]
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"The run is in runs/{run.name}." in output and (run / "merged" / "model.safetensors").is_file()

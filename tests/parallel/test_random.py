@@ -45,7 +45,7 @@ def test_replicated_tensors_stay_bit_equal_over_tp(layout):
 
 
 def masks(rank, world_size):
-    """What layer 0 drops of its output and of this rank's attention weights, and the hidden state after it."""
+    """What layer 0 drops of its output and of this rank's attention weights, and the hidden state after the layer."""
     case = dropout_case(0.5, tp=2, dp=2, precision="fp32")
     plan = make_plan(case.job(), num_devices=0)
     plan.config._attn_implementation = "eager"  # the only one whose attention weights can be seen
