@@ -14,7 +14,7 @@ CASES = [
     (["model.config.n_layr=3"], "did you mean model.config.n_layer?"),
     (["model.config.n_layer=x"], "expected int, got str"),
     (["model.config.n_embd=100"], "is not divisible by model.config.n_head=6"),
-    (["model.config.attn_pdrop=7"], "dropout probability has to be between 0 and 1"),
+    (["model.config.attn_pdrop=7"], "must be a probability, from 0 to 1"),
     (["model.architecture=bert"], "there are: gpt2"),
     (["parallel.tp=4"], "6 attention heads"),
     (["parallel.tp=2", "launcher.workers=3"], "3 is not divisible by 2"),
