@@ -144,6 +144,26 @@ def test_no_full_tensor_survives_the_split():
     assert run_ranks(full_tensors_alive, 2, fields) == [[], []]
 
 
+def peak_bytes(rank, world_size, fields):
+    """The most that building the rank's model ever had allocated, by the profiler's account of the allocator."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step = build(rank, world_size, fields)
+    held = peak = 0
+    changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    # The gradient buffer doubles what the parameters take; both are split alike.
+    assert peak >= 2 * sum(p.numel() * p.element_size() for p in step.model.parameters().values())
+    return peak
+
+
+def test_the_peak_while_loading_falls_with_tp():
+    fields = tiny_fields("gpt2", n_embd=256, n_layer=4, n_head=4)
+    [alone] = run_ranks(peak_bytes, 1, fields)
+    assert max(run_ranks(peak_bytes, 2, fields)) < 0.75 * alone
+
+
 def initial(rank, world_size, fields, layout):
     step = build(rank, world_size, fields, **layout)
     parameters = step.model.parameters()
