@@ -161,7 +161,8 @@ def peak_bytes(rank, world_size, fields):
 def test_the_peak_while_loading_falls_with_tp():
     fields = tiny_fields("gpt2", n_embd=256, n_layer=4, n_head=4)
     [alone] = run_ranks(peak_bytes, 1, fields)
-    assert max(run_ranks(peak_bytes, 2, fields)) < 0.75 * alone
+    # Keeping the whole units that are drawn would give 0.75.
+    assert max(run_ranks(peak_bytes, 2, fields)) < 0.6 * alone
 
 
 def initial(rank, world_size, fields, layout):
