@@ -7,6 +7,7 @@ not survive a fork, so there it spawns.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -82,7 +83,7 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
         parent_pid=os.getpid(),
     )
     try:
-        with _signals_raise(), _scratch_folder(scratch), _agent_log(run_dir), _no_child_left():
+        with _signals_raise(), _scratch_folder(scratch), _agent_log(run_dir), _no_child_left(), _frozen_objects():
             sys.stdout.flush()  # else a forked worker writes the same text again
             sys.stderr.flush()
             try:
@@ -95,6 +96,17 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
         raise Interrupted(error.sigval) from None
     finally:
         _show_cursor()
+
+
+@contextlib.contextmanager
+def _frozen_objects() -> Iterator[None]:
+    """Keep a worker's garbage collector off this process's objects: their threads are not there to be joined."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _launch_config(spec: LaunchSpec, scratch: Path) -> LaunchConfig:

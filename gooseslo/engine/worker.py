@@ -26,6 +26,7 @@ from gooseslo.engine import failure
 _PR_SET_PDEATHSIG = 1
 _HOLD_SECONDS = 3.0
 """A worker that failed in a collective waits so long before it ends, so that the launcher sees the cause first."""
+_POLL_SECONDS = 0.005
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -69,6 +70,7 @@ def run_worker(setup: WorkerSetup, main: Callable[..., None], args: tuple[Any, .
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     console = _redirect(log_path(setup.run_dir, rank), keep_console=rank == 0)
+    _await_all_started(setup.failure_dir, rank)
     try:
         worker = _enter_world(setup, rank, console)
         main(worker, *args)
@@ -98,6 +100,17 @@ def _redirect(path: Path, *, keep_console: bool) -> TextIO | None:
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     faulthandler.enable()
     return console
+
+
+def _await_all_started(folder: Path, rank: int) -> None:
+    """Wait until the last worker is forked.
+
+    As soon as one connects, a thread of the agent's store looks up its name, and holds the lock of libc's resolver the
+    while. A worker forked in that moment would inherit the lock as held, and wait for ever at its own first look-up.
+    """
+    folder.joinpath(f"started-{rank}").touch()
+    while len(list(folder.glob("started-*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(_POLL_SECONDS)
 
 
 def _enter_world(setup: WorkerSetup, rank: int, console: TextIO | None) -> Worker:

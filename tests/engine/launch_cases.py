@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gooseslo.engine import launcher
+from gooseslo.engine import worker as worker_module
 from gooseslo.engine.worker import Worker
 from gooseslo.errors import DataError, GooseError
 
@@ -113,6 +114,26 @@ def run_beside_another(worker: Worker) -> None:
     succeed(worker)
 
 
+def start_slowly(worker: Worker) -> None:
+    """See main: nothing to do, the order of what came before is the case."""
+
+
+def note_the_order(run_dir: Path) -> None:
+    """Have each fork take a while, and write down when workers were forked and when they went on to connect."""
+    enter_world = worker_module._enter_world
+
+    def note(what: str) -> None:
+        with (run_dir / "order").open("a") as file:
+            file.write(f"{what}\n")
+
+    def enter(*args):
+        note("connects")
+        return enter_world(*args)
+
+    worker_module._enter_world = enter
+    os.register_at_fork(before=lambda: time.sleep(0.2), after_in_child=lambda: note("forked"))
+
+
 def start_by(method: str) -> None:
     """Have the agent start its workers by `method`: spawn is what CUDA needs, and works without it."""
     make_config = launcher._launch_config
@@ -128,6 +149,9 @@ def main(case: str, num_workers: int, run_dir: Path) -> int:
         shutdown_seconds=1,
         coordinates=tuple(f"tp={rank} pp=0 dp=0" for rank in range(num_workers)),
     )
+    if case == "start_slowly":
+        run_dir.mkdir()
+        note_the_order(run_dir)
     try:
         launcher.launch(spec, globals()[case])
     except GooseError as error:
