@@ -94,7 +94,7 @@ def prepare(
     if (found := _read_prepared(final)) is not None:
         return found
 
-    staging = create_staging(final)
+    staging = _begin(final)
     try:
         if given is None:
             progress(f"training a tokenizer of {built_in_size} entries on data={corpus.name}")
@@ -105,6 +105,14 @@ def prepare(
         shutil.rmtree(staging, ignore_errors=True)
         with contextlib.suppress(OSError):  # not empty: other data is kept there
             cache_dir.rmdir()
+
+
+def _begin(final: Path) -> Path:
+    try:
+        return create_staging(final)
+    except OSError as error:
+        way_out = "give another folder: XDG_CACHE_HOME=DIR gooseslo ..."
+        raise DataError(f"no prepared data can be kept in {final.parent}: {error.strerror}\n  {way_out}") from error
 
 
 def _tokenise(

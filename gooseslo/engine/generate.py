@@ -23,7 +23,7 @@ def generate(job: GenerateJob, *, stdin: TextIO, stdout: TextIO) -> int:
     """
     folder = merged_folder(job.model.path)
     tokenizer = _load_tokenizer(folder)
-    prompt = stdin.read() if job.prompt is None else job.prompt
+    prompt = _read_prompt(job.prompt, stdin)
     ids = _prompt_ids(prompt, tokenizer)
     model = _load_model(folder, init=job.model.init, seed=job.seed)
     _check_length(len(ids), job.max_new_tokens, model.config)
@@ -87,6 +87,17 @@ def _load_model(folder: Path, *, init: str, seed: int) -> Any:
     if missing := sorted(info["missing_keys"]):  # these would be fresh random weights
         raise CheckpointError(f"{folder}: model.safetensors lacks {len(missing)} tensors, the first is {missing[0]}")
     return model.eval()
+
+
+def _read_prompt(given: str | None, stdin: TextIO) -> str:
+    """The prompt as typed, or all of standard input. Bytes that are no UTF-8 arrive as surrogates, or are refused."""
+    try:
+        prompt = stdin.read() if given is None else given
+        prompt.encode()
+    except UnicodeError:
+        source = "standard input" if given is None else "what was typed"
+        raise ConfigError(Fault(key="prompt", rule=f"{source} is not UTF-8 text")) from None
+    return prompt
 
 
 def _prompt_ids(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

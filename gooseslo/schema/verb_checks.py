@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from gooseslo.errors import Fault
@@ -41,4 +42,9 @@ def _blocker(output: Path) -> str | None:
     """Why the folder cannot be written, or None."""
     if output.is_dir():
         return "exists and is not empty" if any(output.iterdir()) else None
-    return "exists and is not a folder" if output.exists() else None
+    if output.exists():
+        return "exists and is not a folder"
+    parent = next(path for path in output.absolute().parents if path.exists())
+    if not parent.is_dir():
+        return f"{parent} is not a folder"
+    return None if os.access(parent, os.W_OK | os.X_OK) else f"{parent} cannot be written to"

@@ -114,6 +114,12 @@ def test_bad_data_leaves_nothing(text_dir, split):
     assert not (text_dir / "cache").exists()
 
 
+def test_a_cache_folder_that_cannot_be_made_is_named(text_dir):
+    (text_dir / "cache").write_text("a file")
+    with pytest.raises(DataError, match=r"kept in .*cache: .*\n.*XDG_CACHE_HOME"):
+        run(text_dir)
+
+
 def test_blank_text_is_refused(text_dir):
     (text_dir / "blank.txt").write_text(" \n \n")
     with pytest.raises(DataError, match=r"data\.valid: its files hold no text"):

@@ -47,6 +47,13 @@ def test_prompt_and_continuation(folder):
     assert "<|endoftext|>" not in text
 
 
+def test_a_prompt_that_is_no_text_is_refused(folder):
+    typed = b"goose \xff".decode(errors="surrogateescape")
+    for options in ({"prompt": typed}, {"stdin": typed}):
+        with pytest.raises(ConfigError, match="prompt: .* is not UTF-8"):
+            run(folder, **options)
+
+
 def test_greedy_equals_the_models_own_choice(folder):
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

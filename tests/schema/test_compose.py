@@ -282,3 +282,9 @@ def test_merge_checks_its_folders(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert compose_merge([f"input={tmp_path}", f"output={empty}", "model.step=20"]).model.step == "20"
+
+
+def test_merge_refuses_an_output_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="output=.*: .*file is not a folder"):
+        compose_merge([f"input={tmp_path}", f"output={tmp_path / 'file' / 'a' / 'b'}"])
