@@ -50,7 +50,7 @@ def test_prompt_and_continuation(folder):
 def test_a_prompt_that_is_no_text_is_refused(folder):
     typed = b"goose \xff".decode(errors="surrogateescape")
     for options in ({"prompt": typed}, {"stdin": typed}):
-        with pytest.raises(ConfigError, match="prompt: .* is not UTF-8"):
+        with pytest.raises(ConfigError, match=r"prompt: .* is not UTF-8"):
             run(folder, **options)
 
 

@@ -286,5 +286,5 @@ def test_merge_checks_its_folders(tmp_path):
 
 def test_merge_refuses_an_output_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="output=.*: .*file is not a folder"):
+    with pytest.raises(ConfigError, match=r"output=.*: .*file is not a folder"):
         compose_merge([f"input={tmp_path}", f"output={tmp_path / 'file' / 'a' / 'b'}"])
