@@ -95,7 +95,7 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
     except SignalException as error:
         raise Interrupted(error.sigval) from None
     finally:
-        _show_cursor()
+        _free_terminal(failed=sys.exc_info()[0] is not None)
 
 
 @contextlib.contextmanager
@@ -204,8 +204,8 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _show_cursor() -> None:
-    """Give the terminal its cursor back, which a live display hides and a killed worker cannot show again."""
+def _free_terminal(*, failed: bool) -> None:
+    """Give the terminal its cursor back, on a line of its own, which a killed worker's live display cannot."""
     if sys.stdout.isatty():
-        sys.stdout.write(_SHOW_CURSOR)
+        sys.stdout.write(_SHOW_CURSOR + "\n" * failed)
         sys.stdout.flush()

@@ -208,6 +208,7 @@ def test_the_cursor_is_shown_again_when_rank_0_dies_in_a_live_display(start):
     os.close(ours)
     assert process.returncode == 1
     assert seen.index("\x1b[?25l") < seen.index("\x1b[?25h")
+    assert seen.endswith("\x1b[?25h\r\n"), "what is said next begins its own line"
 
 
 # ---- the cause among all failures, without processes
