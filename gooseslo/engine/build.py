@@ -160,6 +160,7 @@ def build_step(
         device=device,
         seed=seed,
         streams=streams,
+        sequence_parallel=plan.sequence_parallel,
     )
     buffer = GradientBuffer(list(model.parameters().values()), context.dp_group)
     vocabulary = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
@@ -195,12 +196,14 @@ def _build_runner(
     if context.topology.pp == 1:
         return SequentialRunner(model.module, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro)
 
-    def travelling(*features: int) -> Tensor:
-        return torch.empty(*shape, *features, dtype=plan.dtype, device="meta", requires_grad=True)
+    def travelling(*size: int) -> Tensor:
+        return torch.empty(size, dtype=plan.dtype, device="meta", requires_grad=True)
 
-    ids = torch.empty(*shape, dtype=torch.long, device="meta")
-    hidden = travelling(plan.config.hidden_size)
-    logits = travelling(vocabulary[1] - vocabulary[0])
+    samples, length = shape
+    shard = length // context.topology.tp if plan.sequence_parallel else length
+    ids = torch.empty(samples, length, dtype=torch.long, device="meta")
+    hidden = travelling(samples, shard, plan.config.hidden_size)
+    logits = travelling(samples, length, vocabulary[1] - vocabulary[0])
     example = (ids if context.is_first_stage else hidden, logits if context.is_last_stage else hidden)
     return PipelineRunner(
         model.module,

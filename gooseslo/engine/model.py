@@ -10,16 +10,17 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from gooseslo.engine.hf import empty_model
-from gooseslo.engine.weights import draw_weights, plan_draws
+from gooseslo.engine.weights import draw_weights, fill_buffers, plan_draws
 from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.names import matches
 from gooseslo.parallel.pipeline.partition import layer_ranges
 from gooseslo.parallel.pipeline.stage import StageModule, cut_stage
-from gooseslo.parallel.pipeline.ties import TiedEnds
 from gooseslo.parallel.random import RandomStreams
+from gooseslo.parallel.shared import SharedGradients
 from gooseslo.parallel.tensor.apply import split_model
 from gooseslo.parallel.tensor.layouts import Placement
+from gooseslo.parallel.tensor.sequence import SequenceShards
 from gooseslo.policies.policy import Policy
 
 
@@ -31,7 +32,10 @@ class LocalModel:
     module: StageModule
     placements: dict[str, Placement]
     """Every local parameter's boxes in the full tensor, tied aliases included."""
-    tied_ends: TiedEnds
+    tied_ends: SharedGradients
+    """Weights tied over the two ends of the pipeline."""
+    partial: tuple[SharedGradients, ...]
+    """Other parameters of which several ranks hold a copy and each sees a part of the gradient."""
     aliases: dict[str, str]
     """Of the whole model: tied name -> the name it is saved under."""
     counted: frozenset[str] = field(default_factory=frozenset)
@@ -40,6 +44,11 @@ class LocalModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The local parameters by name, a tied one once."""
         return dict(self.module.model.named_parameters())
+
+    def sum_shared_gradients(self) -> None:
+        """Make the gradients of all copies of a parameter whole and equal; before the data-parallel sum. Collective."""
+        for shared in (*self.partial, self.tied_ends):
+            shared.sum_()
 
     def saved_name(self, name: str) -> str:
         """The name under which a checkpoint has the parameter."""
@@ -56,8 +65,12 @@ def build_model(
     device: torch.device,
     seed: int,
     streams: RandomStreams,
+    sequence_parallel: bool = False,
 ) -> LocalModel:
-    """Build this rank's stage with random initial weights, equal over all layouts. Not collective."""
+    """Build this rank's stage with random initial weights, equal over all layouts.
+
+    Collective over all ranks: groups for shared key-value heads may be made.
+    """
     is_first, is_last = context.is_first_stage, context.is_last_stage
     layers = layer_ranges(layers_per_stage)[context.at.pp]
     model: Any = empty_model(config)
@@ -66,19 +79,32 @@ def build_model(
 
     draws = plan_draws(model, policy, layers, is_first=is_first, is_last=is_last)
     cut_stage(model, policy, layers, is_first=is_first, is_last=is_last)
-    placements = split_model(model, policy, tp=context.topology.tp, rank=context.at.tp, group=context.tp_group)
-    model = model.to(dtype).to_empty(device=device)
+    placements = split_model(
+        model,
+        policy,
+        tp=context.topology.tp,
+        rank=context.at.tp,
+        group=context.tp_group,
+        sequence_parallel=sequence_parallel,
+    )
+    _cast_parameters(model, dtype)
+    model = model.to_empty(device=device)
     aliases = dict(policy.tied) if tied else {}
     _retie(model, aliases)
     draw_weights(model, draws, placements, seed=seed)
-    _attach_streams(model, policy, streams)
+    fill_buffers(model, policy)
+    _attach_streams(model, policy, streams, shards=sequence_parallel)
 
-    copies = _copies_of_other_end(model, aliases, context)
+    shards = None
+    if sequence_parallel and context.tp_group is not None:
+        blocks = list(model.get_submodule(policy.layers).children())
+        shards = SequenceShards(blocks[0], blocks[-1], group=context.tp_group, is_first=is_first, is_last=is_last)
     return LocalModel(
         config=config,
-        module=StageModule(model, is_first=is_first, is_last=is_last),
+        module=StageModule(model, is_first=is_first, is_last=is_last, shards=shards),
         placements=placements,
-        tied_ends=TiedEnds(parameters=copies, group=context.ends_group),
+        tied_ends=SharedGradients(parameters=_copies_of_other_end(model, aliases, context), group=context.ends_group),
+        partial=_partial_gradients(model, policy, placements, context, sequence_parallel=sequence_parallel),
         aliases=aliases,
         counted=_counted(model, placements, aliases, context),
     )
@@ -93,15 +119,57 @@ def _retie(model: nn.Module, aliases: dict[str, str]) -> None:
             setattr(model.get_submodule(module), key, local[owner])
 
 
-def _attach_streams(model: nn.Module, policy: Policy, streams: RandomStreams) -> None:
-    """Seed every dropout by its place; a model without dropout pays nothing."""
-    drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
-    if not drops:
+def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give the parameters their dtype, on the meta device; buffers keep theirs: bf16 would spoil rotary frequencies."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.to(dtype), requires_grad=parameter.requires_grad))
+
+
+def _attach_streams(model: Any, policy: Policy, streams: RandomStreams, *, shards: bool) -> None:
+    """Seed every dropout by its place; a model without dropout pays nothing.
+
+    On sequence shards each tp rank drops parts of its own, so the masks differ between them.
+    """
+    fields = model.config.to_dict().items()
+    if not any("drop" in name and isinstance(value, int | float) and value > 0 for name, value in fields):
         return
     for patterns, split in ((policy.replicated_dropout, False), (policy.split_dropout, True)):
         for name, module in model.named_modules():
             if any(matches(pattern, name) for pattern in patterns):
-                streams.attach(module, name, split=split)
+                on_shard = shards and name.startswith(f"{policy.layers}.")
+                streams.attach(module, name, split=split or on_shard)
+
+
+def _partial_gradients(
+    model: nn.Module,
+    policy: Policy,
+    placements: dict[str, Placement],
+    context: ParallelContext,
+    *,
+    sequence_parallel: bool,
+) -> tuple[SharedGradients, ...]:
+    """What tp ranks hold copies of and each sees a part of the gradient of; collective over all ranks.
+
+    Key-value heads that several ranks hold for their own query heads; under sequence parallelism the blocks' whole
+    parameters, norms and biases, each of which a rank applied to its shard.
+    """
+    if context.tp_group is None:
+        return ()
+    found = []
+    parameters = dict(model.named_parameters())
+    copies = max(placement.copies for placement in placements.values())
+    if copies > 1:
+        heads = {name: p for name, p in parameters.items() if placements[name].copies > 1}
+        found.append(SharedGradients(parameters=heads, group=context.neighbours_group(copies)))
+    if sequence_parallel:
+        inside = {
+            name: p
+            for name, p in parameters.items()
+            if placements[name].dim is None and name.startswith(f"{policy.layers}.")
+        }
+        found.append(SharedGradients(parameters=inside, group=context.tp_group))
+    return tuple(found)
 
 
 def _copies_of_other_end(
@@ -117,9 +185,12 @@ def _copies_of_other_end(
 def _counted(
     model: nn.Module, placements: dict[str, Placement], aliases: dict[str, str], context: ParallelContext
 ) -> frozenset[str]:
-    """Split parameters on every tp rank, whole ones on the first alone, tied ones where the owner is."""
+    """Parameters of which this rank has the first copy of its tp group; tied ones where the owner is."""
+
+    def is_first_copy(placement: Placement) -> bool:
+        copies = context.topology.tp if placement.dim is None else placement.copies
+        return context.at.tp % copies == 0
+
     return frozenset(
-        name
-        for name, _ in model.named_parameters()
-        if name not in aliases and (placements[name].dim is not None or context.at.tp == 0)
+        name for name, _ in model.named_parameters() if name not in aliases and is_first_copy(placements[name])
     )

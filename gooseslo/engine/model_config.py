@@ -19,6 +19,7 @@ from gooseslo.errors import ConfigError, Fault, PolicyError
 from gooseslo.policies.registry import find_policy
 from gooseslo.schema.checks import check_model
 from gooseslo.schema.groups import TrainJob
+from gooseslo.schema.topology import divisors, nearest_numbers
 
 
 def check_against_model(job: TrainJob) -> list[Fault]:
@@ -37,17 +38,37 @@ def check_against_model(job: TrainJob) -> list[Fault]:
         job,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        mlp_features=_mlp_features(config),
         num_positions=config.max_position_embeddings,
         vocab_size=config.vocab_size,
     )
 
 
+def _mlp_features(config: PretrainedConfig) -> int:
+    """The width inside the MLP; GPT-2's is four times the hidden one unless given."""
+    return getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "n_inner",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
 def _bad_sizes(config: PretrainedConfig) -> list[Fault]:
     """Sizes, probabilities and deviations that no model can have; transformers finds them only while it builds one."""
     faults = []
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
-        size = getattr(config, name)
-        if size < 1:
+    for name in _SIZES:
+        size = getattr(config, name, None)
+        if size is not None and size < 1:
             key = f"model.config.{config.attribute_map.get(name, name)}"
             faults.append(Fault(key=key, value=size, rule="must be at least 1"))
     for name, value in config.to_dict().items():
@@ -56,7 +77,17 @@ def _bad_sizes(config: PretrainedConfig) -> list[Fault]:
     if getattr(config, "initializer_range", 0) < 0:
         rule = "is a standard deviation: must be at least 0"
         faults.append(Fault(key="model.config.initializer_range", value=config.initializer_range, rule=rule))
-    if not faults and config.hidden_size % config.num_attention_heads:
+    if faults:
+        return faults
+    head_dim, groups = getattr(config, "head_dim", None), getattr(config, "num_key_value_heads", None)
+    if groups is not None and config.num_attention_heads % groups:
+        rule = f"does not divide model.config.num_attention_heads={config.num_attention_heads}"
+        way_out = f"nearest: {nearest_numbers(groups, divisors(config.num_attention_heads))}"
+        faults.append(Fault(key="model.config.num_key_value_heads", value=groups, rule=rule, way_out=way_out))
+    if head_dim is not None and head_dim % 2 and getattr(config, "rope_parameters", None):
+        rule = "must be even: rotary positions turn pairs of features"
+        faults.append(Fault(key="model.config.head_dim", value=head_dim, rule=rule))
+    if config.hidden_size % config.num_attention_heads:
         width, heads = (config.attribute_map.get(n, n) for n in ("hidden_size", "num_attention_heads"))
         rule = f"is not divisible by model.config.{heads}={config.num_attention_heads}"
         faults.append(Fault(key=f"model.config.{width}", value=config.hidden_size, rule=rule))

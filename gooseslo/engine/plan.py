@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +34,8 @@ class Plan:
     precision: str
     schedule: str
     num_micro_batches: int
+    sequence_parallel: bool
+    """Between a block's regions the tp ranks hold shards of the sequence; never with tp=1."""
     layers_per_stage: list[int]
     num_parameters: int
     """Of the whole model, tied ones once."""
@@ -58,7 +61,8 @@ class Plan:
         t = self.topology
         lines = [
             f"{self.config.model_type}, {self.num_parameters:,} parameters, {self.precision} on {self.device}",
-            f"tp={t.tp} pp={t.pp} dp={t.dp}: {t.world_size} workers",
+            f"tp={t.tp} pp={t.pp} dp={t.dp}: {t.world_size} workers"
+            + (", sequence parallel" if self.sequence_parallel else ""),
             f"{self.num_micro_batches} micro-batches a step"
             + (f", schedule {self.schedule}" if t.pp > 1 else ", one stage"),
         ]
@@ -97,6 +101,7 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
         precision="fp32" if job.train.precision == "auto" else job.train.precision,
         schedule="1f1b" if parallel.schedule == "auto" else parallel.schedule,
         num_micro_batches=num_micro_batches(job, dp),
+        sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         layers_per_stage=counts,
         num_parameters=sum(p.numel() for p in model.parameters()),
         local_parameters={
@@ -124,7 +129,7 @@ def _partition(model: nn.Module, policy: Policy, partition: object, pp: int) -> 
     return partition_by_weight(weights, pp, first=numel(policy.first), last=numel(policy.last))
 
 
-def local_numel(model: nn.Module, policy: Policy, counts: list[int], *, stage: int, tp: int, rank: int) -> int:
+def local_numel(model: Any, policy: Policy, counts: list[int], *, stage: int, tp: int, rank: int) -> int:
     """Parameters that the rank (stage, tp rank) holds, worked out on the whole meta model."""
     layers = layer_ranges(counts)[stage]
     names = [f"{policy.layers}.{index}" for index in layers]
@@ -139,7 +144,7 @@ def local_numel(model: nn.Module, policy: Policy, counts: list[int], *, stage: i
             if split is None or not own:
                 total += sum(p.numel() for p in own)
             else:
-                parts = part_placements(module, split, name, tp=tp, rank=rank)
+                parts = part_placements(module, split, name, tp=tp, rank=rank, config=model.config)
                 total += sum(_numel(placement.local_shape) for placement in parts.values())
     return total
 

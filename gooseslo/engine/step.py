@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches through the schedule, ties, data-parallel sum, norm, clip, update."""
+"""One optimizer step: micro-batches through the schedule, shared gradients, data-parallel sum, norm, clip, update."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TrainStep:
         self.loss.num_tokens = max(1, num_tokens)
         self.buffer.zero()
         losses = self.runner.train(input_ids.to(self.device), labels.to(self.device))
-        self.model.tied_ends.sum_gradients()
+        self.model.sum_shared_gradients()
         self.buffer.reduce()
         return self._total(losses), num_tokens
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gooseslo.parallel.names import matches
 from gooseslo.parallel.random import derive_seed
 from gooseslo.parallel.tensor.layouts import Placement
 from gooseslo.policies.policy import Policy
@@ -70,6 +71,17 @@ def draw_weights(model: Any, draws: list[Draw], placements: dict[str, Placement]
                 model._init_weights(module)
             for key, target in draw.targets.items():
                 local[target].copy_(placements[target].take(unit.get_parameter(key)))
+
+
+@torch.no_grad()
+def fill_buffers(model: Any, policy: Policy) -> None:
+    """Fill the buffers of modules that every stage keeps, by the class's own initialiser and in the buffers' dtype."""
+    for name, module in model.named_modules():
+        if any(matches(pattern, name) for pattern in policy.everywhere):
+            whole = copy.deepcopy(module).to_empty(device="cpu")
+            model._init_weights(whole)
+            for key, buffer in module.named_buffers():
+                buffer.copy_(whole.get_buffer(key))
 
 
 def _children_first(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

@@ -3,7 +3,9 @@
 `group` is None where the axis has one rank; then each function returns its input. Every function is collective over
 `group`, in the forward pass or in the backward pass as its name says.
 
-Source: Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), section 3 (the operators f and g).
+Sources: Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), section 3 (the operators f and g); Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models" (arXiv:2205.05198), section 4.2.2 (g and its conjugate
+under sequence parallelism). Sequence shards are equal parts of dim 1 of a [B, S, D] tensor.
 """
 
 from __future__ import annotations
@@ -47,6 +49,58 @@ class _SumForward(torch.autograd.Function):
         return gradient, None
 
 
+class _GatherForward(torch.autograd.Function):
+    """Shards joined forward; gradients of all ranks summed and cut backward."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return all_gather_sequence(shard, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter_sequence(gradient, ctx.group), None
+
+
+class _SumScatterForward(torch.autograd.Function):
+    """Partial results summed and cut forward; the gradient's shards joined backward."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return reduce_scatter_sequence(partial, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_gather_sequence(gradient, ctx.group), None
+
+
+class _CutForward(torch.autograd.Function):
+    """The rank's own shard forward; the gradient's shards joined backward."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return own_shard(whole, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_gather_sequence(gradient, ctx.group), None
+
+
+class _JoinForward(torch.autograd.Function):
+    """Shards joined forward; the rank's own shard of a gradient that is equal on all ranks backward."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return all_gather_sequence(shard, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return own_shard(gradient, ctx.group), None
+
+
 def copy_to_group(x: Tensor, group: Group) -> Tensor:
     """Enter a tensor-parallel region: `x` is equal on all ranks, and the gradients of its uses are summed."""
     return x if group is None else _CopyForward.apply(x, group)
@@ -55,6 +109,47 @@ def copy_to_group(x: Tensor, group: Group) -> Tensor:
 def sum_over_group(x: Tensor, group: Group) -> Tensor:
     """Leave a tensor-parallel region: partial results are summed; each rank's gradient is the whole one."""
     return x if group is None else _SumForward.apply(x, group)
+
+
+def gather_sequence(shard: Tensor, group: Group) -> Tensor:
+    """Enter a tensor-parallel region from sequence shards: gradients of the whole's uses are summed over ranks."""
+    return shard if group is None else _GatherForward.apply(shard, group)
+
+
+def sum_scatter_sequence(partial: Tensor, group: Group) -> Tensor:
+    """Leave a tensor-parallel region to sequence shards: partial results are summed, each rank keeps its shard."""
+    return partial if group is None else _SumScatterForward.apply(partial, group)
+
+
+def cut_sequence(whole: Tensor, group: Group) -> Tensor:
+    """From a tensor that is equal on all ranks to sequence shards; the whole gradient comes back to each rank."""
+    return whole if group is None else _CutForward.apply(whole, group)
+
+
+def join_sequence(shard: Tensor, group: Group) -> Tensor:
+    """From sequence shards to the whole, whose uses, and so its gradient, are equal on all ranks."""
+    return shard if group is None else _JoinForward.apply(shard, group)
+
+
+def all_gather_sequence(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Every rank's [B, S / ranks, D], joined to [B, S, D]; not differentiable. Collective."""
+    part_SBD = shard.transpose(0, 1).contiguous()
+    whole_SBD = part_SBD.new_empty(part_SBD.shape[0] * group.size(), *part_SBD.shape[1:])
+    dist.all_gather_into_tensor(whole_SBD, part_SBD, group=group)
+    return whole_SBD.transpose(0, 1).contiguous()
+
+
+def reduce_scatter_sequence(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's [B, S / ranks, D] of the sum over all ranks' [B, S, D]; not differentiable. Collective."""
+    whole_SBD = partial.transpose(0, 1).contiguous()
+    part_SBD = whole_SBD.new_empty(whole_SBD.shape[0] // group.size(), *whole_SBD.shape[1:])
+    dist.reduce_scatter_tensor(part_SBD, whole_SBD, group=group)
+    return part_SBD.transpose(0, 1).contiguous()
+
+
+def own_shard(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's part of dim 1; contiguous, not differentiable."""
+    return whole.chunk(group.size(), dim=1)[group.rank()].contiguous()
 
 
 def all_reduce_(x: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:

@@ -1,7 +1,7 @@
 """Proof, on the meta device and before anything starts, that a policy fits its model.
 
-Every name of the policy resolves; every parameter is claimed exactly once; every dropout has a stream. A name that
-matches nothing would otherwise leave a layer unsplit in silence.
+Every name of the policy resolves; every parameter is claimed exactly once; every split layer lies in a region; every
+dropout has a stream. A name that matches nothing would otherwise leave a layer unsplit in silence.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import nn
 
 from gooseslo.errors import PolicyError
-from gooseslo.parallel.names import matches, matching
-from gooseslo.policies.policy import Policy
+from gooseslo.parallel.names import lookup, matches, matching
+from gooseslo.policies.policy import Column, KeyValueColumn, Policy, Row
 
 _SHOWN = 4  # one wrong name misfits every layer
 
@@ -18,8 +18,9 @@ _SHOWN = 4  # one wrong name misfits every layer
 def lint(model: nn.Module, policy: Policy, *, tied: bool) -> None:
     """Raise PolicyError with the first misfits of `policy` with the whole `model` (on any device), and their number."""
     modules = dict(model.named_modules())
-    faults = [*_unresolved(modules, policy), *_claims(model, policy), *_dropouts(modules, policy)]
-    faults += [f"{name} is a buffer, and nothing would fill it" for name, _ in model.named_buffers()]
+    faults = [*_unresolved(modules, policy), *_claims(model, policy), *_regions(modules, policy)]
+    faults += _dropouts(modules, policy)
+    faults += _buffers(model, policy)
     if tied:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for alias, owner in policy.tied.items():
@@ -40,7 +41,10 @@ def _unresolved(modules: dict[str, nn.Module], policy: Policy) -> list[str]:
         *policy.stand_ins,
         *policy.splits,
         *policy.replicated,
+        *policy.regions,
+        *policy.everywhere,
         *policy.divided,
+        *policy.divided_by_copies,
         *policy.replicated_dropout,
         *policy.split_dropout,
     ]
@@ -49,7 +53,7 @@ def _unresolved(modules: dict[str, nn.Module], policy: Policy) -> list[str]:
         for name in dict.fromkeys(names)
         if not any(matches(name, module) for module in modules)
     ]
-    for pattern, attributes in policy.divided.items():
+    for pattern, attributes in (*policy.divided.items(), *policy.divided_by_copies.items()):
         for name, module in modules.items():
             if matches(pattern, name):
                 faults += [f"{name} has no {attribute}" for attribute in attributes if not hasattr(module, attribute)]
@@ -70,6 +74,39 @@ def _claims(model: nn.Module, policy: Policy) -> list[str]:
         places += [policy.layers] if owner.startswith(f"{policy.layers}.") else []
         if len(places) != 1:
             faults.append(f"{name} belongs to {len(places)} places of the pipeline")
+    return faults
+
+
+def _regions(modules: dict[str, nn.Module], policy: Policy) -> list[str]:
+    """Column and row layers outside of any region, in two, or in one that lacks the other kind."""
+    faults = []
+    regions = [name for name in modules if matching(policy.regions, name)]
+    kinds: dict[str, set[str]] = {name: set() for name in regions}
+    for name in modules:
+        split = lookup(policy.splits, name)
+        if isinstance(split, Column | KeyValueColumn | Row):
+            around = [region for region in regions if name.startswith(f"{region}.")]
+            if len(around) != 1:
+                faults.append(f"{name} is split, and lies in {len(around)} regions")
+            for region in around:
+                kinds[region].add("row" if isinstance(split, Row) else "column")
+    faults += [
+        f"the region {region} has no {kind} layer"
+        for region, found in kinds.items()
+        for kind in sorted({"column", "row"} - found)
+    ]
+    return faults
+
+
+def _buffers(model: nn.Module, policy: Policy) -> list[str]:
+    """Buffers of modules that no stage fills, and parameters of modules that every stage would have."""
+    faults = []
+    for name, _ in model.named_buffers():
+        if not matching(policy.everywhere, name.rpartition(".")[0]):
+            faults.append(f"{name} is a buffer, and nothing would fill it")
+    for name, _ in model.named_parameters():
+        if matching(policy.everywhere, name.rpartition(".")[0]):
+            faults.append(f"{name} is a parameter of a module that every stage keeps")
     return faults
 
 

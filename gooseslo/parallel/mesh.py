@@ -73,6 +73,7 @@ class ParallelContext:
         self.pp_group, self.pp_ranks = self._group_over(("pp",), sizes)
         self.model_group, self.model_ranks = self._group_over(("tp", "pp"), sizes)
         self.ends_group, self.ends_ranks = self._group_over(("pp",), {**sizes, "pp": sorted({0, topology.pp - 1})})
+        self._subgroups: list[dist.ProcessGroup] = []
 
     def _group_over(
         self, axes: tuple[str, ...], sizes: dict[str, Sequence[int]]
@@ -91,6 +92,20 @@ class ParallelContext:
                 mine = (group, ranks)
         return mine
 
+    def neighbours_group(self, size: int) -> dist.ProcessGroup | None:
+        """The group of `size` neighbouring tp ranks that this rank is in; collective on every rank."""
+        if size == 1:
+            return None
+        mine = None
+        for first in range(0, self.topology.world_size, size):
+            ranks = list(range(first, first + size))  # tp is the fastest axis
+            group = dist.new_group(ranks, timeout=self.timeout)
+            if self.rank in ranks:
+                mine = group
+        assert mine is not None and self.topology.tp % size == 0
+        self._subgroups.append(mine)
+        return mine
+
     @property
     def is_first_stage(self) -> bool:
         return self.at.pp == 0
@@ -102,7 +117,7 @@ class ParallelContext:
     def close(self) -> None:
         """Free the groups; collective on every rank."""
         groups = (self.tp_group, self.dp_group, self.pp_group, self.model_group, self.ends_group, self._alone)
-        for group in groups:
+        for group in (*groups, *self._subgroups):
             if group is not None:
                 dist.destroy_process_group(group)
 

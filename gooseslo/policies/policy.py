@@ -19,6 +19,17 @@ class Column:
 
 
 @dataclass(frozen=True)
+class KeyValueColumn:
+    """A linear whose output features are the key-value heads of grouped-query attention.
+
+    tp divides their number (`heads`, a field of the config), or is a multiple of it: then neighbouring ranks hold
+    copies of one head, and each copy's gradient is the sum over them.
+    """
+
+    heads: str = "num_key_value_heads"
+
+
+@dataclass(frozen=True)
 class Row:
     """A linear whose input features are split; its bias is whole and added once, after the sum over ranks."""
 
@@ -33,7 +44,7 @@ class VocabHead:
     """The head that gives logits: its output rows are split as the embedding's; logits stay split."""
 
 
-Split = Column | Row | VocabEmbedding | VocabHead
+Split = Column | KeyValueColumn | Row | VocabEmbedding | VocabHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +63,14 @@ class Policy:
     splits: Mapping[str, Split]
     replicated: tuple[str, ...]
     """Modules whose parameters every tp rank holds whole."""
+    regions: tuple[str, ...]
+    """Modules that each rank computes a part of: column layers at their input, a row layer at their end."""
+    everywhere: tuple[str, ...] = ()
+    """Modules that every stage keeps, with buffers that the class's own initialiser fills (rotary frequencies)."""
     divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Integer attributes that become their tp-th part."""
+    divided_by_copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Integer attributes that are divided by the number of ranks that hold one key-value head."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """Alias -> parameter it is tied to, where the config says `tie_word_embeddings`."""
     replicated_dropout: tuple[str, ...] = ()

@@ -2,9 +2,10 @@
 
 from gooseslo.errors import PolicyError
 from gooseslo.policies.gpt2 import GPT2
+from gooseslo.policies.llama import LLAMA
 from gooseslo.policies.policy import Policy
 
-POLICIES: dict[str, Policy] = {policy.architecture: policy for policy in (GPT2,)}
+POLICIES: dict[str, Policy] = {policy.architecture: policy for policy in (GPT2, LLAMA)}
 
 
 def find_policy(architecture: str) -> Policy:

@@ -10,7 +10,7 @@ from gooseslo.errors import Fault
 from gooseslo.schema.groups import StdlibDataConfig, TextDataConfig, TrainJob
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
-from gooseslo.schema.topology import check_topology, divisors, nearest_numbers
+from gooseslo.schema.topology import check_topology, divisors, nearest_multiples, nearest_numbers
 
 RECORD_KEYS = {"path", "start", "end"}
 
@@ -22,7 +22,7 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     left out, and a second call with the number finds it.
     """
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
-    faults += _check_run(job) + _check_partition(job) + _check_data(job)
+    faults += _check_run(job) + _check_partition(job) + _check_data(job) + _check_sequence(job)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "parallel.schedule", "device"}
     if not any(fault.key in sized for fault in faults):
@@ -35,15 +35,20 @@ def check_model(
     *,
     num_layers: int,
     num_heads: int,
+    num_key_value_heads: int,
+    mlp_features: int,
     num_positions: int | None,
     vocab_size: int,
 ) -> list[Fault]:
     """How the job fits its model, whose numbers come from the real Hugging Face config; None: positions without end."""
     faults = []
     tp, pp, partition = job.parallel.tp, job.parallel.pp, job.parallel.partition
-    if num_heads % tp:
-        legal = divisors(num_heads)
-        rule = f"does not divide the model's {num_heads} attention heads"
+    if rule := _misfit_of_tp(tp, num_heads, num_key_value_heads, mlp_features):
+        legal = [
+            size
+            for size in divisors(num_heads)
+            if not _misfit_of_tp(size, num_heads, num_key_value_heads, mlp_features)
+        ]
         way_out = f"nearest: {nearest_numbers(tp, legal)}; legal: {', '.join(map(str, legal))}"
         faults.append(Fault(key="parallel.tp", value=tp, rule=rule, way_out=way_out))
     if vocab_size < tp:
@@ -66,6 +71,17 @@ def check_model(
         rule = f"larger than the model's table of {vocab_size} tokens"
         faults.append(Fault(key="data.vocab_size", value=tokens, rule=rule, way_out=f"nearest: {vocab_size}"))
     return faults
+
+
+def _misfit_of_tp(tp: int, num_heads: int, num_key_value_heads: int, mlp_features: int) -> str | None:
+    """Why a model cannot be split over `tp` ranks; None where it can."""
+    if num_heads % tp:
+        return f"does not divide the model's {num_heads} attention heads"
+    if num_key_value_heads % tp and tp % num_key_value_heads:
+        return f"neither divides the model's {num_key_value_heads} key-value heads nor is a multiple of them"
+    if mlp_features % tp:
+        return f"does not divide the {mlp_features} features of the model's MLP"
+    return None
 
 
 def _check_run(job: TrainJob) -> list[Fault]:
@@ -100,6 +116,15 @@ def _check_partition(job: TrainJob) -> list[Fault]:
     else:
         return []
     return [Fault(key="parallel.partition", value=shortened(partition), rule=rule)]
+
+
+def _check_sequence(job: TrainJob) -> list[Fault]:
+    length, tp = job.train.sequence_length, job.parallel.tp
+    if not job.parallel.sequence_parallel or tp < 1 or length % tp == 0:
+        return []
+    rule = f"is not divisible by parallel.tp={tp}, as parallel.sequence_parallel=true needs"
+    way_out = f"nearest: {nearest_multiples(length, tp)}"
+    return [Fault(key="train.sequence_length", value=length, rule=rule, way_out=way_out)]
 
 
 def _counts_layers(partition: Any) -> bool:

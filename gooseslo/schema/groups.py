@@ -29,7 +29,7 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     tp: int = 1
-    """Tensor-parallel size; divides the attention heads."""
+    """Tensor-parallel size; divides the attention heads, and divides the key-value heads or is a multiple of them."""
     pp: int = 1
     """Pipeline-parallel size; at most the number of layers."""
     dp: int | None = None
@@ -38,6 +38,8 @@ class ParallelConfig:
     """auto, gpipe or 1f1b; auto is 1f1b."""
     partition: Any = "parameters"
     """uniform, parameters, or a list with the number of layers of each stage."""
+    sequence_parallel: bool = False
+    """Norms, dropout and residuals on shards of the sequence: less memory at the same traffic; needs tp > 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,17 @@ TINY: dict[str, dict[str, Any]] = {
         "bos_token_id": None,
         "eos_token_id": None,
     },
+    "llama": {
+        "vocab_size": 96,
+        "max_position_embeddings": 32,
+        "hidden_size": 24,
+        "intermediate_size": 36,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },
 }
 """Architecture -> fields of its Hugging Face config."""
 

@@ -7,16 +7,16 @@ mean cross entropy over all tokens, torch's own optimizer. The layout's weights 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from gooseslo.engine.build import build_step
-from gooseslo.engine.hf import empty_model
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import TrainStep
@@ -48,6 +48,7 @@ class Case:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    sequence_parallel: bool = False
     schedule: str = "1f1b"
     partition: Any = "parameters"
     samples: int = 16
@@ -72,7 +73,12 @@ class Case:
         return TrainJob(
             model=ModelConfig(name="tiny", architecture=self.architecture, config=self.fields),
             parallel=ParallelConfig(
-                tp=self.tp, pp=self.pp, dp=self.dp, schedule=self.schedule, partition=self.partition
+                tp=self.tp,
+                pp=self.pp,
+                dp=self.dp,
+                schedule=self.schedule,
+                partition=self.partition,
+                sequence_parallel=self.sequence_parallel,
             ),
             train=TrainConfig(
                 global_batch_size=self.samples,
@@ -110,15 +116,13 @@ class Outcome:
 
 def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights."""
-    plan = make_plan(
-        Case(**{**vars(case), "tp": 1, "pp": 1, "dp": 1, "partition": "uniform"}).job(), num_devices=_num_devices(case)
-    )
+    alone = replace(case, tp=1, pp=1, dp=1, partition="uniform", sequence_parallel=False)
+    plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)
     start = build_step(plan, context, case.job().train, seed=case.seed, device=device).model
-    model: Any = empty_model(make_config(case.architecture, case.fields))
-    model = model.to(plan.dtype).to_empty(device=device)
-    model.tie_weights()
+    config = make_config(case.architecture, case.fields)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=plan.dtype).to(device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(start.parameters()[name])

@@ -8,29 +8,52 @@ from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case, assert_parity, run_layout, run_reference
 from gooseslo.testing.ranks import run_ranks
 
-THREE_HEADS = {"n_head": 3}
-GRID = [
-    (1, 1, 1, {}),
-    (2, 1, 1, {}),
-    (1, 2, 1, {}),
-    (1, 1, 2, {}),
-    (2, 2, 1, {}),
-    (2, 1, 2, {}),
-    (1, 2, 2, {}),
-    (4, 1, 1, {}),
-    (1, 4, 1, {}),
-    (1, 3, 1, {}),
-    (3, 1, 1, THREE_HEADS),
-    (2, 1, 1, {"vocab_size": 97}),
-    (4, 1, 1, {"vocab_size": 97}),
-    (2, 2, 1, {"vocab_size": 97}),
-    (2, 2, 1, {"tie_word_embeddings": False}),
+LAYOUTS = [
+    (1, 1, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (1, 1, 2),
+    (2, 2, 1),
+    (2, 1, 2),
+    (1, 2, 2),
+    (1, 4, 1),
+    (1, 3, 1),
+]
+SPECIAL = [
+    # family, tp, pp, dp, fields
+    ("gpt2", 4, 1, 1, {}),
+    ("gpt2", 3, 1, 1, {"n_head": 3}),
+    ("gpt2", 2, 1, 1, {"vocab_size": 97}),
+    ("gpt2", 4, 1, 1, {"vocab_size": 97}),
+    ("gpt2", 2, 2, 1, {"vocab_size": 97}),
+    ("gpt2", 2, 2, 1, {"tie_word_embeddings": False}),
+    # The tiny Llama has 4 heads on 2 key-value heads and its own head; tp=4 shares each key-value head between two.
+    ("llama", 4, 1, 1, {}),
+    ("llama", 4, 1, 1, {"attention_bias": True, "mlp_bias": True}),
+    ("llama", 3, 1, 1, {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}),
+    ("llama", 4, 1, 1, {"num_key_value_heads": 1}),
+    ("llama", 2, 2, 1, {"num_key_value_heads": 1, "vocab_size": 97}),
+    ("llama", 1, 2, 1, {"tie_word_embeddings": True}),
+    ("llama", 2, 2, 1, {"tie_word_embeddings": True}),
+    ("llama", 2, 1, 1, {"head_dim": 8, "pad_token_id": 3}),
+    ("llama", 2, 2, 1, {"tie_word_embeddings": True, "pad_token_id": 50}),
+]
+GRID = [(family, *layout, {}) for family in ("gpt2", "llama") for layout in LAYOUTS] + SPECIAL
+SEQUENCE_PARALLEL = [
+    *((family, *layout, {}) for family in ("gpt2", "llama") for layout in LAYOUTS if layout[0] > 1),
+    ("gpt2", 4, 1, 1, {}),
+    ("gpt2", 3, 1, 1, {"n_head": 3}),
+    ("gpt2", 2, 2, 1, {"tie_word_embeddings": False}),
+    ("llama", 4, 1, 1, {"attention_bias": True, "mlp_bias": True}),
+    ("llama", 3, 1, 1, {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}),
+    ("llama", 2, 2, 1, {"tie_word_embeddings": True}),
 ]
 
 
-def case(tp, pp, dp, fields, **changes):
+def case(tp, pp, dp, fields, *, family="gpt2", **changes):
     # 4 micro-batches on each data-parallel rank.
-    return Case(fields=tiny_fields("gpt2", **fields), tp=tp, pp=pp, dp=dp, samples=8 * dp, **changes)
+    fields = tiny_fields(family, **fields)
+    return Case(architecture=family, fields=fields, tp=tp, pp=pp, dp=dp, samples=8 * dp, **changes)
 
 
 def on_ranks(rank, world_size, case):
@@ -41,21 +64,39 @@ def layout(case):
     return run_ranks(on_ranks, case.world_size, case)[0]
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp", "fields"), GRID)
-def test_fp64(tp, pp, dp, fields):
-    proof = case(tp, pp, dp, fields)
+@pytest.mark.parametrize(("family", "tp", "pp", "dp", "fields"), GRID)
+def test_fp64(family, tp, pp, dp, fields):
+    proof = case(tp, pp, dp, fields, family=family)
     assert_parity(run_reference(proof), layout(proof), loss=1e-12, tensors=1e-9)
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp", "fields"), GRID)
-def test_fp32(tp, pp, dp, fields):
-    proof = case(tp, pp, dp, fields, precision="fp32")
+@pytest.mark.parametrize(("family", "tp", "pp", "dp", "fields"), GRID)
+def test_fp32(family, tp, pp, dp, fields):
+    proof = case(tp, pp, dp, fields, family=family, precision="fp32")
     assert_parity(run_reference(proof), layout(proof), loss=1e-6, tensors=1e-5)
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)])
-def test_twenty_adamw_losses_fp32(tp, pp, dp):
-    proof = case(tp, pp, dp, {}, precision="fp32", optimizer="adamw", steps=20, clip_grad_norm=1.0, fixed_batch=True)
+@pytest.mark.parametrize(("family", "tp", "pp", "dp", "fields"), SEQUENCE_PARALLEL)
+@pytest.mark.parametrize(("precision", "loss", "tensors"), [("fp64", 1e-12, 1e-9), ("fp32", 1e-6, 1e-5)])
+def test_sequence_parallel(family, tp, pp, dp, fields, precision, loss, tensors):
+    proof = case(tp, pp, dp, fields, family=family, precision=precision, sequence_parallel=True)
+    assert_parity(run_reference(proof), layout(proof), loss=loss, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("family", "tp", "pp", "dp", "sequence_parallel"),
+    [
+        ("gpt2", 2, 1, 1, False),
+        ("gpt2", 1, 2, 1, False),
+        ("gpt2", 1, 1, 2, False),
+        ("gpt2", 2, 2, 1, True),
+        ("llama", 4, 1, 1, False),
+        ("llama", 2, 2, 1, True),
+    ],
+)
+def test_twenty_adamw_losses_fp32(family, tp, pp, dp, sequence_parallel):
+    changes = {"precision": "fp32", "optimizer": "adamw", "steps": 20, "clip_grad_norm": 1.0, "fixed_batch": True}
+    proof = case(tp, pp, dp, {}, family=family, sequence_parallel=sequence_parallel, **changes)
     one, other = run_reference(proof), layout(proof)
     assert other.losses == pytest.approx(one.losses, rel=1e-5)
     # All that a batch of random tokens can teach is itself.
@@ -63,9 +104,19 @@ def test_twenty_adamw_losses_fp32(tp, pp, dp):
         assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.3
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), [(2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 2, 2)])
-def test_clipping_uses_the_norm_of_the_whole_model(tp, pp, dp):
-    proof = case(tp, pp, dp, {}, clip_grad_norm=0.1)
+@pytest.mark.parametrize(
+    ("family", "tp", "pp", "dp", "sequence_parallel"),
+    [
+        ("gpt2", 2, 1, 1, True),
+        ("gpt2", 1, 2, 1, False),
+        ("gpt2", 2, 2, 1, False),
+        ("gpt2", 1, 2, 2, False),
+        ("llama", 4, 1, 1, False),
+        ("llama", 4, 1, 1, True),
+    ],
+)
+def test_clipping_uses_the_norm_of_the_whole_model(family, tp, pp, dp, sequence_parallel):
+    proof = case(tp, pp, dp, {}, family=family, sequence_parallel=sequence_parallel, clip_grad_norm=0.1)
     one, other = run_reference(proof), layout(proof)
     assert min(one.norms) > 0.1
     assert other.norms == pytest.approx(one.norms, rel=1e-12)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gooseslo.parallel.tensor.sequence import SequenceShards
 from gooseslo.policies.policy import Policy
 
 
@@ -36,15 +37,22 @@ def cut_stage(model: nn.Module, policy: Policy, layers: range, *, is_first: bool
 
 
 class StageModule(nn.Module):
-    """What the schedule calls: token ids [B, S] or hidden states [B, S, D] in; hidden states or logits out."""
+    """What the schedule calls: token ids [B, S] or hidden states [B, S, D] in; hidden states or logits out.
 
-    def __init__(self, model: Any, *, is_first: bool, is_last: bool):
+    Under sequence parallelism (`shards`) the hidden states that come in and go out are [B, S / tp, D].
+    """
+
+    def __init__(self, model: Any, *, is_first: bool, is_last: bool, shards: SequenceShards | None = None):
         super().__init__()
         self.model = model
         self.is_first, self.is_last = is_first, is_last
+        self.shards = shards
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.shards is not None and not self.is_first:
+            x = self.shards.receive(x)
         inputs = {"input_ids" if self.is_first else "inputs_embeds": x, "use_cache": False}
         if self.is_last:
             return self.model(**inputs).logits
-        return self.model.base_model(**inputs).last_hidden_state
+        hidden = self.model.base_model(**inputs).last_hidden_state
+        return hidden if self.shards is None else self.shards.send()

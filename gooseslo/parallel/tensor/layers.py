@@ -1,7 +1,8 @@
 """The split layers that take a stock layer's place: column, row, vocab-parallel embedding and head.
 
 Parameters keep their names (`weight`, `bias`) and the stock layer's orientation: `nn.Linear` stores [out, in],
-GPT-2's `Conv1D` [in, out] (`transposed`). All forwards and backwards are collective over the tp group.
+GPT-2's `Conv1D` [in, out] (`transposed`). All forwards but a column layer's are collective over the tp group; what a
+column layer needs of the other ranks is done once for its region (`regions.py`).
 
 Shape suffixes: B batch, S sequence, D hidden, O local output features, I local input features, V local vocabulary.
 """
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gooseslo.parallel.collectives import Group, copy_to_group, sum_over_group
+from gooseslo.parallel.collectives import Group, copy_to_group, sum_over_group, sum_scatter_sequence
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
@@ -27,41 +28,59 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool)
 class ColumnParallelLinear(nn.Module):
     """Y_O = X A_O: each rank computes its own output features; nothing is gathered."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, group: Group, transposed: bool):
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, transposed: bool):
         super().__init__()
         self.weight, self.bias = weight, bias
-        self.group, self.transposed = group, transposed
+        self.transposed = transposed
 
     def forward(self, hidden_BSD: Tensor) -> Tensor:
-        return project(copy_to_group(hidden_BSD, self.group), self.weight, self.bias, transposed=self.transposed)
+        return project(hidden_BSD, self.weight, self.bias, transposed=self.transposed)
 
 
 class RowParallelLinear(nn.Module):
-    """Y = sum over ranks of X_I A_I, plus the bias once, after the sum: value and gradient are one process's."""
+    """Y = sum over ranks of X_I A_I, plus the bias once, after the sum: value and gradient are one process's.
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, group: Group, transposed: bool):
+    Under sequence parallelism each rank keeps its shard of the sum, and its bias sees that shard's gradient alone.
+    """
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        *,
+        group: Group,
+        transposed: bool,
+        sequence_parallel: bool = False,
+    ):
         super().__init__()
         self.weight, self.bias = weight, bias
         self.group, self.transposed = group, transposed
+        self.leave = sum_scatter_sequence if sequence_parallel else sum_over_group
 
     def forward(self, part_BSI: Tensor) -> Tensor:
-        out_BSD = sum_over_group(project(part_BSI, self.weight, None, transposed=self.transposed), self.group)
+        out_BSD = self.leave(project(part_BSI, self.weight, None, transposed=self.transposed), self.group)
         return out_BSD if self.bias is None else out_BSD + self.bias
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows [start, stop) of the table; ids of other ranks give zeros, and the sum over ranks is the lookup."""
+    """Rows [start, stop) of the table; ids of other ranks give zeros, and the sum over ranks is the lookup.
 
-    def __init__(self, weight: nn.Parameter, *, start: int, group: Group):
+    `padding_idx` (of the whole table) is the row that gets no gradient, as in torch's embedding.
+    """
+
+    def __init__(self, weight: nn.Parameter, *, start: int, group: Group, padding_idx: int | None = None):
         super().__init__()
         self.weight = weight
         self.start, self.stop = start, start + weight.shape[0]
         self.group = group
+        self.padding_row: int | None = None
+        if padding_idx is not None and self.start <= padding_idx < self.stop:
+            self.padding_row = padding_idx - self.start
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         foreign_BS = (ids_BS < self.start) | (ids_BS >= self.stop)
         local_BS = (ids_BS - self.start).masked_fill(foreign_BS, 0)
-        hidden_BSD = F.embedding(local_BS, self.weight).masked_fill(foreign_BS[..., None], 0)
+        hidden_BSD = F.embedding(local_BS, self.weight, self.padding_row).masked_fill(foreign_BS[..., None], 0)
         return sum_over_group(hidden_BSD, self.group)
 
 

@@ -26,6 +26,8 @@ class Placement:
     full_shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     dim: int | None = None
+    copies: int = 1
+    """How many neighbouring tp ranks hold these very boxes; a whole tensor is held by all."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -81,13 +83,27 @@ def split_evenly(size: int, tp: int, rank: int, *, blocks: int = 1) -> tuple[tup
     return tuple((index * block + rank * part, index * block + (rank + 1) * part) for index in range(blocks))
 
 
+def split_key_values(size: int, tp: int, rank: int, *, heads: int) -> tuple[tuple[int, int], ...]:
+    """The rank's range of a dim made of `heads` key-value heads: an equal part, or one head where tp exceeds them.
+
+    tp divides `heads` or is a multiple of it; in the latter case tp / heads neighbouring ranks have the same range.
+    """
+    if heads % tp == 0:
+        return split_evenly(size, tp, rank)
+    assert tp % heads == 0, f"{heads} key-value heads on {tp} ranks"
+    head, width = rank * heads // tp, size // heads
+    return ((head * width, (head + 1) * width),)
+
+
 def split_vocabulary(size: int, tp: int, rank: int) -> tuple[tuple[int, int], ...]:
     """The rank's range of the vocabulary; any size, so that the parts differ by at most one row."""
     return ((rank * size // tp, (rank + 1) * size // tp),)
 
 
-def split_placement(full_shape: tuple[int, ...], dim: int, ranges: tuple[tuple[int, int], ...]) -> Placement:
-    """The placement of a tensor cut along `dim` into `ranges`."""
+def split_placement(
+    full_shape: tuple[int, ...], dim: int, ranges: tuple[tuple[int, int], ...], *, copies: int = 1
+) -> Placement:
+    """The placement of a tensor cut along `dim` into `ranges`, which `copies` neighbouring tp ranks share."""
     whole_box = [(0, size) for size in full_shape]
     boxes = tuple(tuple([*whole_box[:dim], bounds, *whole_box[dim + 1 :]]) for bounds in ranges)
-    return Placement(full_shape=full_shape, boxes=boxes, dim=dim)
+    return Placement(full_shape=full_shape, boxes=boxes, dim=dim, copies=copies)
