@@ -10,6 +10,7 @@ from gooseslo.engine.model_config import make_config
 from gooseslo.errors import PolicyError
 from gooseslo.parallel.lint import lint
 from gooseslo.policies.gpt2 import GPT2
+from gooseslo.policies.llama import LLAMA
 from gooseslo.policies.policy import Column, Row
 from gooseslo.policies.registry import POLICIES, find_policy
 from gooseslo.testing.models import TINY, tiny_fields
@@ -47,12 +48,40 @@ def test_a_misfit_is_named(changes, complaint):
     assert complaint in str(caught.value)
 
 
+ATTENTION, MLP = LLAMA.regions
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"everywhere": ()}, "rotary_emb.inv_freq is a buffer, and nothing would fill it"),
+        ({"everywhere": (*LLAMA.everywhere, "model.norm")}, "model.norm.weight is a parameter of a module"),
+        ({"regions": (ATTENTION,)}, "mlp.gate_proj is split, and lies in 0 regions"),
+        ({"regions": (ATTENTION, MLP, "model.layers.*")}, "lies in 2 regions"),
+        ({"regions": (ATTENTION, MLP, "model.layers.*.input_layernorm")}, "input_layernorm has no column layer"),
+        (
+            {
+                "splits": without(LLAMA.splits, "model.layers.*.mlp.down_proj"),
+                "replicated": (*LLAMA.replicated, "model.layers.*.mlp.down_proj"),
+            },
+            "mlp has no row layer",
+        ),
+        ({"divided_by_copies": {ATTENTION: ("num_groups",)}}, "has no num_groups"),
+    ],
+)
+def test_a_misfit_of_regions_and_buffers_is_named(changes, complaint):
+    model = empty_model(make_config("llama", tiny_fields("llama")))
+    with pytest.raises(PolicyError) as caught:
+        lint(model, replace(LLAMA, **changes), tied=False)
+    assert complaint in str(caught.value)
+
+
 def test_one_wrong_name_in_many_layers_is_a_short_message():
     model = empty_model(make_config("gpt2", tiny_fields("gpt2", n_layer=24)))
     with pytest.raises(PolicyError) as caught:
         lint(model, replace(GPT2, splits=without(GPT2.splits, "transformer.h.*.mlp.c_fc")), tied=True)
-    # A weight and a bias in each layer.
-    assert str(caught.value).count("is claimed 0 times") == 4 and str(caught.value).endswith("; and 44 more")
+    # A weight, a bias and a region without a column layer in each layer.
+    assert str(caught.value).count("is claimed 0 times") == 4 and str(caught.value).endswith("; and 68 more")
 
 
 def test_a_buffer_needs_a_policy_too():

@@ -37,7 +37,16 @@ def test_dropout_drops():
     assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 2, "dp": 2}, {"tp": 2, "pp": 2}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tp": 2},
+        {"tp": 2, "dp": 2},
+        {"tp": 2, "pp": 2},
+        {"tp": 2, "sequence_parallel": True},
+        {"tp": 2, "pp": 2, "sequence_parallel": True},
+    ],
+)
 def test_replicated_tensors_stay_bit_equal_over_tp(layout):
     """`run_layout` gathers every rank's copy after each step and refuses copies that differ in one bit."""
     case = dropout_case(0.1, steps=5, precision="fp32", optimizer="adamw", **layout)

@@ -8,38 +8,59 @@ import torch
 
 from gooseslo.engine.build import build_step
 from gooseslo.engine.hf import empty_model
+from gooseslo.engine.model import build_model
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.errors import TopologyError
 from gooseslo.parallel.mesh import ParallelContext, Topology
+from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.tensor.apply import split_model
 from gooseslo.parallel.tensor.layers import RowParallelLinear
-from gooseslo.parallel.tensor.layouts import split_evenly, split_placement, split_vocabulary
+from gooseslo.parallel.tensor.layouts import split_evenly, split_key_values, split_placement, split_vocabulary
 from gooseslo.parallel.tensor.loss import cross_entropy_sum
 from gooseslo.policies.gpt2 import GPT2
+from gooseslo.policies.llama import LLAMA
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case, gather_full
 from gooseslo.testing.ranks import run_ranks
 
 
-def row_bias(rank, world_size):
-    """The row-parallel product of one known input, with the gradient of its bias."""
+def row_bias(rank, world_size, sequence_parallel):
+    """The row-parallel product of one known input of four tokens, with the gradient of its bias."""
     context = ParallelContext(Topology(tp=world_size), rank)
     placement = split_placement((4, 2), 0, split_evenly(4, world_size, rank))
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0], [-1.0, 3.0]])
     bias = torch.nn.Parameter(torch.tensor([10.0, -5.0]))
-    layer = RowParallelLinear(torch.nn.Parameter(placement.take(weight)), bias, group=context.tp_group, transposed=True)
-    x = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    out = layer(x[:, slice(*placement.boxes[0][0])])
+    layer = RowParallelLinear(
+        torch.nn.Parameter(placement.take(weight)),
+        bias,
+        group=context.tp_group,
+        transposed=True,
+        sequence_parallel=sequence_parallel,
+    )
+    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]])
+    out = layer(x[..., slice(*placement.boxes[0][0])])
     out.sum().backward()
-    return out.tolist(), bias.grad.tolist()
+    return out[0].tolist(), bias.grad.tolist()
+
+
+ROW_OUTPUT = [[13.0, 12.0], [10.0, -5.0], [11.0, -5.0], [9.0, -2.0]]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_row_bias_is_added_once(tp):
-    for out, gradient in run_ranks(row_bias, tp):
-        assert out == [[13.0, 12.0]]
-        assert gradient == [1.0, 1.0]
+    """Added on each rank before the sum it would count tp times; a tp-th of it there would shrink its gradient."""
+    for out, gradient in run_ranks(row_bias, tp, False):
+        assert out == ROW_OUTPUT
+        assert gradient == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_row_bias_on_sequence_shards_sees_its_shard(tp):
+    results = run_ranks(row_bias, tp, True)
+    assert [row for out, _ in results for row in out] == ROW_OUTPUT
+    # Their sum over the ranks is the whole gradient.
+    assert [gradient for _, gradient in results] == [[4.0 / tp] * 2] * tp
 
 
 def test_fused_projection_is_cut_by_blocks():
@@ -54,6 +75,19 @@ def test_fused_projection_is_cut_by_blocks():
         placement = split_placement((8, 24), 1, split_evenly(24, 2, rank, blocks=3))
         placement.put(placement.take(columns), full)
     assert torch.equal(full, columns)
+
+
+@pytest.mark.parametrize(
+    ("heads", "tp", "ranges"),
+    [
+        (4, 2, [(0, 8), (8, 16)]),
+        (2, 2, [(0, 8), (8, 16)]),
+        (2, 4, [(0, 8), (0, 8), (8, 16), (8, 16)]),
+        (1, 2, [(0, 16), (0, 16)]),
+    ],
+)
+def test_key_value_heads_are_shared_out_or_held_by_several(heads, tp, ranges):
+    assert [split_key_values(16, tp, rank, heads=heads)[0] for rank in range(tp)] == ranges
 
 
 @pytest.mark.parametrize("size", [1, 5, 40, 50257])
@@ -204,3 +238,53 @@ def test_a_size_that_does_not_divide_is_refused():
     model = empty_model(make_config("gpt2", tiny_fields("gpt2", n_head=4, n_embd=24)))
     with pytest.raises(TopologyError, match=r"parallel\.tp=3"):
         split_model(model, GPT2, tp=3, rank=0, group=None)
+
+
+def test_key_value_heads_that_do_not_fit_are_refused():
+    model = empty_model(make_config("llama", tiny_fields("llama", num_attention_heads=12, num_key_value_heads=4)))
+    with pytest.raises(TopologyError, match=r"parallel\.tp=6: neither divides the 4 heads"):
+        split_model(model, LLAMA, tp=6, rank=0, group=None)
+
+
+def frequencies(rank, world_size):
+    """The rotary frequencies of each stage of a bf16 model, and the dtype of its weights."""
+    context = ParallelContext(Topology(pp=world_size), rank)
+    model = build_model(
+        make_config("llama", tiny_fields("llama", head_dim=64)),
+        LLAMA,
+        context,
+        layers_per_stage=[2, 2],
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        seed=0,
+        streams=RandomStreams(0),
+    ).module.model
+    context.close()
+    return model.model.rotary_emb.inv_freq, {parameter.dtype for parameter in model.parameters()}
+
+
+def test_rotary_frequencies_keep_their_precision_on_every_stage():
+    """Rounded to bf16 they would turn far positions by the wrong angle."""
+    expected = 1.0 / (10000.0 ** (torch.arange(0, 64, 2).float() / 64))
+    for inv_freq, dtypes in run_ranks(frequencies, 2):
+        assert inv_freq.dtype == torch.float32 and torch.equal(inv_freq, expected)
+        assert dtypes == {torch.bfloat16}
+
+
+def eager_logits(rank, world_size, fields):
+    """Logits of this rank's part of the vocabulary, by the attention that repeats key-value heads itself."""
+    case = Case(architecture="llama", fields=fields, tp=world_size)
+    plan = make_plan(case.job(), num_devices=0)
+    plan.config._attn_implementation = "eager"
+    context = ParallelContext(plan.topology, rank)
+    step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
+    logits = step.model.module(torch.tensor([[5, 6, 7]])).detach()
+    context.close()
+    return logits
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_each_rank_repeats_a_key_value_head_for_its_own_query_heads(tp):
+    fields = tiny_fields("llama")
+    [expected] = run_ranks(eager_logits, 1, fields)
+    assert torch.allclose(torch.cat(run_ranks(eager_logits, tp, fields), dim=-1), expected, rtol=1e-9, atol=1e-12)
