@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,13 +65,8 @@ _SIZES = (
 
 
 def _bad_sizes(config: PretrainedConfig) -> list[Fault]:
-    """Sizes, probabilities and deviations that no model can have; transformers finds them only while it builds one."""
+    """Probabilities, deviations and widths that no model can have; transformers finds them only while it builds one."""
     faults = []
-    for name in _SIZES:
-        size = getattr(config, name, None)
-        if size is not None and size < 1:
-            key = f"model.config.{config.attribute_map.get(name, name)}"
-            faults.append(Fault(key=key, value=size, rule="must be at least 1"))
     for name, value in config.to_dict().items():
         if name.endswith(("pdrop", "dropout")) and isinstance(value, int | float) and not 0 <= value <= 1:
             faults.append(Fault(key=f"model.config.{name}", value=value, rule="must be a probability, from 0 to 1"))
@@ -79,14 +75,11 @@ def _bad_sizes(config: PretrainedConfig) -> list[Fault]:
         faults.append(Fault(key="model.config.initializer_range", value=config.initializer_range, rule=rule))
     if faults:
         return faults
-    head_dim, groups = getattr(config, "head_dim", None), getattr(config, "num_key_value_heads", None)
+    groups = getattr(config, "num_key_value_heads", None)
     if groups is not None and config.num_attention_heads % groups:
         rule = f"does not divide model.config.num_attention_heads={config.num_attention_heads}"
         way_out = f"nearest: {nearest_numbers(groups, divisors(config.num_attention_heads))}"
         faults.append(Fault(key="model.config.num_key_value_heads", value=groups, rule=rule, way_out=way_out))
-    if head_dim is not None and head_dim % 2 and getattr(config, "rope_parameters", None):
-        rule = "must be even: rotary positions turn pairs of features"
-        faults.append(Fault(key="model.config.head_dim", value=head_dim, rule=rule))
     if config.hidden_size % config.num_attention_heads:
         width, heads = (config.attribute_map.get(n, n) for n in ("hidden_size", "num_attention_heads"))
         rule = f"is not divisible by model.config.{heads}={config.num_attention_heads}"
@@ -103,6 +96,10 @@ def make_config(architecture: str, fields: Mapping[str, Any]) -> PretrainedConfi
     config_class = CONFIG_MAPPING[architecture]
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     faults = [_unknown_field(name, value, known) for name, value in fields.items() if name not in known]
+    standard = {own: name for name, own in config_class.attribute_map.items()}
+    for name, value in fields.items():
+        if standard.get(name, name) in _SIZES and isinstance(value, int) and value < 1:
+            faults.append(Fault(key=f"model.config.{name}", value=value, rule="must be at least 1"))
     if faults:
         raise ConfigError(faults)
     hf_logging.set_verbosity_error()
@@ -129,6 +126,8 @@ def _unknown_field(name: str, value: Any, known: set[str]) -> Fault:
 def _wrong_value(fields: Mapping[str, Any], error: Exception) -> Fault:
     """The field that transformers' own validation names in its message, with its reason."""
     text = " ".join(str(error).split())
-    named = next((name for name in fields if f"'{name}'" in text), None)
-    key = f"model.config.{named}" if named else "model.config"
-    return Fault(key=key, value=fields[named] if named else dict(fields), rule=text[:200])
+    text = re.sub(r"^Class validation error for validator '\w+': (\w+: )?", "", text)
+    named = next((name for name in fields if re.search(rf"['`\"(]{re.escape(name)}['`\")]", text)), None)
+    if named is None:
+        return Fault(key="model.config", rule=text[:200])
+    return Fault(key=f"model.config.{named}", value=fields[named], rule=text[:200])

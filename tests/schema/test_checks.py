@@ -158,7 +158,14 @@ def test_text_data_needs_files():
         compose_train(["data.vocab_size=300", "data.tokenizer=gpt2"])
 
 
-GPT2 = {"num_layers": 12, "num_heads": 12, "num_positions": 1024, "vocab_size": 50257}
+GPT2 = {
+    "num_layers": 12,
+    "num_heads": 12,
+    "num_key_value_heads": 12,
+    "mlp_features": 3072,
+    "num_positions": 1024,
+    "vocab_size": 50257,
+}
 
 
 @pytest.mark.parametrize(
@@ -191,3 +198,12 @@ def test_the_schema_needs_no_torch():
         "import sys, gooseslo.schema.compose as c; c.compose_train(['recipe=demo']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_sequence_parallelism_needs_a_length_that_tp_divides():
+    job = job_with(parallel__tp=3, parallel__sequence_parallel=True, train__sequence_length=256)
+    [fault] = messages(job)
+    assert fault.startswith("train.sequence_length=256: is not divisible by parallel.tp=3")
+    assert "nearest: 255 or 258" in fault
+    assert messages(job_with(parallel__tp=3, train__sequence_length=256)) == []
+    assert messages(job_with(parallel__tp=2, parallel__sequence_parallel=True)) == []
