@@ -23,6 +23,9 @@ FIXED = (
 )
 """Keys and whole groups that decide what the run computes; everything else (layout, logging, ...) may change."""
 
+WHOLE = ("optimizer.groups",)
+"""Keys whose value is a mapping of names that are no keys."""
+
 
 def check_resume(old: Mapping[str, Any], new: TrainJob) -> list[Fault]:
     """The differences that refuse to continue the run whose parsed config.yaml is `old` as `new`.
@@ -58,7 +61,7 @@ def _with_defaults(job: TrainJob) -> TrainJob:
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and f"{prefix}{name}" not in WHOLE:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
