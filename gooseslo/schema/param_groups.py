@@ -60,7 +60,7 @@ def check_patterns(groups: Mapping[str, Mapping[str, Any]], names: Collection[st
     for index, pattern in enumerate(patterns):
         for other in patterns[:index]:
             if shared := [name for name in fitting[pattern] if name in fitting[other]]:
-                rule = f'{shared[0]} fits "{other}" as well (in all {len(shared)} parameters)'
+                rule = f'{shared[0]} fits "{other}" as well ({len(shared)} parameters in all)'
                 way_out = "a parameter has one group: make the patterns narrower"
                 faults.append(_fault(pattern, groups[pattern], rule, way_out))
     return faults

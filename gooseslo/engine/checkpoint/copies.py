@@ -47,7 +47,7 @@ def describe_differences(
     (worst, _), difference = max(largest.items(), key=lambda item: item[1])
     more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
     return (
-        f"{step_name}: ranks differ in what they should hold alike, in {len(names)} parameters: "
+        f"{step_name}: ranks differ in what they should hold alike, in {len(names)} parameter{'s' * (len(names) > 1)}: "
         f"{', '.join(names[:_NUM_NAMED])}{more}; the largest difference is {difference:.2g}, in {worst}. "
         "The checkpoint has the lowest rank's copies. Copies drift apart where their gradient is not summed over all "
         "ranks that hold one, or where a rank computes wrongly."
