@@ -27,8 +27,7 @@ def linear(updates: int, *, peak: float, warmup: int, horizon: int, min_ratio: f
     """Warm-up, then a straight line down."""
     if updates < warmup:
         return constant(updates, peak=peak, warmup=warmup)
-    low = min_ratio * peak
-    return low + (peak - low) * (1.0 - _progress(updates, warmup, horizon))
+    return _line(peak, min_ratio * peak, _progress(updates, warmup, horizon))
 
 
 def cosine(updates: int, *, peak: float, warmup: int, horizon: int, min_ratio: float) -> float:
@@ -47,8 +46,7 @@ def wsd(updates: int, *, peak: float, warmup: int, horizon: int, min_ratio: floa
     decay_start = max(warmup, horizon - (math.ceil(horizon / 10) if decay is None else decay))
     if updates < decay_start:
         return constant(updates, peak=peak, warmup=warmup)
-    low = min_ratio * peak
-    return low + (peak - low) * (1.0 - _progress(updates, decay_start, horizon))
+    return _line(peak, min_ratio * peak, _progress(updates, decay_start, horizon))
 
 
 def build_lr_schedule(config: LRScheduleConfig, *, peak: float, horizon: int) -> Callable[[int], float]:
@@ -64,6 +62,11 @@ def build_lr_schedule(config: LRScheduleConfig, *, peak: float, horizon: int) ->
         case WSDScheduleConfig(min_ratio=low, decay_steps=decay):
             return lambda updates: wsd(updates, peak=peak, warmup=warmup, horizon=horizon, min_ratio=low, decay=decay)
     raise AssertionError(f"no schedule for {config}")
+
+
+def _line(start: float, stop: float, progress: float) -> float:
+    """A straight line, exact at both of its ends."""
+    return start * (1.0 - progress) + stop * progress
 
 
 def _progress(updates: int, start: int, stop: int) -> float:

@@ -42,7 +42,8 @@ def check_resume(old: Mapping[str, Any], new: TrainJob) -> list[Fault]:
         if was == value or (key == "train.steps" and _may_grow(was, value, new)):
             continue
         rule = f"the run has {shortened(was)}, and a continued run cannot change it"
-        way_out = f"give {key}={shortened(was)}, or start another run with run.name=NAME"
+        typed = shortened(was, 300 if key in WHOLE else 60)
+        way_out = f"give {key}={typed}, or start another run with run.name=NAME"
         if key == "train.steps" and isinstance(new.lr_schedule, ConstantScheduleConfig):
             rule = f"the run has {was}; the horizon may grow, not shrink"
         faults.append(Fault(key=key, value="null" if value is None else shortened(value), rule=rule, way_out=way_out))

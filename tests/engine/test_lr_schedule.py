@@ -26,6 +26,8 @@ def test_linear_from_peak_to_its_floor():
     assert rates == pytest.approx(expected, rel=1e-12, abs=0)
     assert linear(12, peak=1.0, warmup=4, horizon=20, min_ratio=0.5) == 0.75
     assert linear(20, peak=1.0, warmup=4, horizon=20, min_ratio=0.5) == 0.5
+    assert linear(4, peak=3e-4, warmup=4, horizon=20, min_ratio=0.1) == 3e-4, "exact at both ends"
+    assert linear(20, peak=3e-4, warmup=4, horizon=20, min_ratio=0.1) == 0.1 * 3e-4
 
 
 def test_cosine_from_peak_to_its_floor():

@@ -103,7 +103,7 @@ def test_a_star_stands_for_any_text():
 
 
 def test_a_continued_run_keeps_its_groups():
-    grouped = ['optimizer.groups={"*.bias": {lr: 1e-4}}']
+    grouped = ['optimizer.groups={"*.bias": {lr: 1e-4, weight_decay: 0.25}, "*.wte.*": {betas: [0.8, 0.9]}}']
     old = yaml.safe_load(dump_yaml(compose_train(grouped)))
     assert check_resume(old, compose_train(grouped)) == []
     for changed in ([], ['optimizer.groups={"*.bias": {lr: 2e-4}}'], ['optimizer.groups={"*.weight": {lr: 1e-4}}']):
