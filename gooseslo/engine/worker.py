@@ -119,7 +119,7 @@ def _enter_world(setup: WorkerSetup, rank: int, console: TextIO | None) -> Worke
     timeout = datetime.timedelta(seconds=setup.timeout_seconds)
     torch.set_num_threads(setup.num_threads)
     if setup.deterministic:
-        _compute_deterministically()
+        compute_deterministically()
     if setup.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -137,7 +137,7 @@ def _enter_world(setup: WorkerSetup, rank: int, console: TextIO | None) -> Worke
     )
 
 
-def _compute_deterministically() -> None:
+def compute_deterministically() -> None:
     """Let torch take, or else refuse, operations by whether they give the same bits every time.
 
     Before anything computes: cuBLAS reads its variable when the first handle is made.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gooseslo.errors import Fault
-from gooseslo.schema.groups import LRScheduleConfig, StdlibDataConfig, TextDataConfig, TrainJob, WSDScheduleConfig
+from gooseslo.schema.groups import StdlibDataConfig, TextDataConfig, TrainJob, WSDScheduleConfig
 from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
@@ -24,13 +24,30 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     """
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
     faults += check_settings(job.optimizer, TRAIN_BOUNDS)
-    faults += _check_run(job) + _check_schedule(job) + _check_partition(job) + _check_data(job)
+    faults += _check_run(job) + _check_partition(job) + _check_data(job)
     faults += _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "parallel.schedule", "device"}
     if not any(fault.key in sized for fault in faults):
         faults += check_topology(job, num_devices)
     return faults
+
+
+def check_schedule(job: TrainJob) -> list[Fault]:
+    """Warm-up and decay that do not fit into the run; whether that was meant, `check_train` cannot know."""
+    schedule, steps = job.lr_schedule, job.train.steps
+    warmup, way_out = schedule.warmup_steps, "train.stop_after ends a run early and leaves its schedule as it is"
+    if warmup > steps:
+        rule = f"longer than the run, train.steps={steps}: the peak is never reached"
+        way_out = f"nearest: {steps}; {way_out}"
+        return [Fault(key="lr_schedule.warmup_steps", value=warmup, rule=rule, way_out=way_out)]
+    decay = schedule.decay_steps if isinstance(schedule, WSDScheduleConfig) else None
+    if decay is not None and warmup + decay > steps:
+        rule = f"warm-up and decay are {warmup} + {decay} = {warmup + decay} steps, but train.steps={steps}"
+        fitting = f"decay_steps={steps - warmup}" if steps > warmup else f"warmup_steps={max(0, steps - decay)}"
+        way_out = f"nearest: lr_schedule.{fitting}; {way_out}"
+        return [Fault(key="lr_schedule.decay_steps", value=decay, rule=rule, way_out=way_out)]
+    return []
 
 
 def check_model(
@@ -87,23 +104,6 @@ def _check_run(job: TrainJob) -> list[Fault]:
         rule = "is neither auto, never, nor a step folder that exists"
         faults.append(Fault(key="checkpoint.resume", value=shortened(resume), rule=rule))
     return faults
-
-
-def _check_schedule(job: TrainJob) -> list[Fault]:
-    """Warm-up and decay fit into the horizon; the default warm-up is let be in a run that is shorter than it."""
-    schedule, steps = job.lr_schedule, job.train.steps
-    warmup, way_out = schedule.warmup_steps, "train.stop_after ends a run early and leaves its schedule as it is"
-    if warmup > steps and warmup != LRScheduleConfig.warmup_steps:
-        rule = f"longer than the run, train.steps={steps}: the peak is never reached"
-        way_out = f"nearest: {steps}; {way_out}"
-        return [Fault(key="lr_schedule.warmup_steps", value=warmup, rule=rule, way_out=way_out)]
-    decay = schedule.decay_steps if isinstance(schedule, WSDScheduleConfig) else None
-    if decay is not None and warmup + decay > steps:
-        rule = f"warm-up and decay are {warmup} + {decay} = {warmup + decay} steps, but train.steps={steps}"
-        fitting = f"decay_steps={steps - warmup}" if steps > warmup else f"warmup_steps={max(0, steps - decay)}"
-        way_out = f"nearest: lr_schedule.{fitting}; {way_out}"
-        return [Fault(key="lr_schedule.decay_steps", value=decay, rule=rule, way_out=way_out)]
-    return []
 
 
 def _check_precision(job: TrainJob, num_devices: int | None) -> list[Fault]:

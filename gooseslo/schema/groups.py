@@ -101,7 +101,7 @@ class LRScheduleConfig:
     name: str = "cosine"
     """constant, linear, cosine or wsd; the same as lr_schedule=NAME."""
     warmup_steps: int = 10
-    """Steps of linear warm-up from zero; more than train.steps only where this is left at 10."""
+    """Steps of linear warm-up from zero; at most train.steps, where those are not cut by a later word."""
 
 
 @dataclass(frozen=True, kw_only=True)
