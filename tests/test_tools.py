@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -20,18 +21,23 @@ def test_gpu_check_without_a_device():
     assert "no CUDA device" in run.stdout
 
 
-def test_the_parity_part_of_the_gpu_check(monkeypatch, capsys):
+@pytest.mark.parametrize(("part", "said"), [("parity", "equal"), ("bf16", "of fp32's"), ("determinism", "same bits")])
+def test_the_parts_of_the_gpu_check(monkeypatch, capsys, part, said):
     """On the CPU in place of the device: the cases, the tolerances and the words are the same."""
     from gooseslo.testing import parity
 
     case = parity.Case
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(parity, "Case", lambda **fields: case(**{**fields, "device": "cpu"}))
     spec = importlib.util.spec_from_file_location("gpu_check", TOOLS / "gpu_check.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "gpu_check", module)
     spec.loader.exec_module(module)
-    assert module.check_parity() == 0
-    assert capsys.readouterr().out.count("equal") == 6
+    try:
+        assert module.PARTS[part]() == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert capsys.readouterr().out.count(said) == {"parity": 6, "bf16": 2, "determinism": 2}[part]
     assert sum(check.budget_seconds for check in module.CHECKS) <= module.BUDGET_SECONDS
 
 

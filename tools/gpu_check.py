@@ -30,7 +30,9 @@ class Check:
 
 
 CHECKS = (
-    Check(name="parity with one process", budget_seconds=90, command=(__file__, "--parity")),
+    Check(name="parity with one process", budget_seconds=90, command=(__file__, "--part", "parity")),
+    Check(name="bf16 against fp32", budget_seconds=60, command=(__file__, "--part", "bf16")),
+    Check(name="the same bits twice", budget_seconds=45, command=(__file__, "--part", "determinism")),
     Check(
         name="demo on one device",
         budget_seconds=150,
@@ -92,14 +94,55 @@ def check_parity() -> int:
     return 0
 
 
+def check_bf16() -> int:
+    """50 losses in both kinds of bf16 against plain transformers in fp32 on the device; masters and moments in fp32."""
+    from gooseslo.testing.models import tiny_fields
+    from gooseslo.testing.parity import Case, run_layout, run_reference
+
+    steps = {"steps": 50, "optimizer": "adamw", "clip_grad_norm": 1.0, "fixed_batch": True}
+    fields = tiny_fields("gpt2")
+    expected = run_reference(Case(fields=fields, samples=8, precision="fp32", device="cuda", **steps)).losses
+    for mode, weights in (("master", torch.bfloat16), ("autocast", torch.float32)):
+        case = Case(fields=fields, samples=8, precision="bf16", bf16_mode=mode, device="cuda", **steps)
+        outcome = run_layout(case)
+        worst = max(abs(loss - fp32) / fp32 for loss, fp32 in zip(outcome.losses, expected, strict=True))
+        dtypes = (
+            {tensor.dtype for tensor in outcome.weights.values()},
+            {g.dtype for g in outcome.gradients[-1].values()},
+        )
+        assert dtypes == ({weights}, {torch.float32}), dtypes
+        assert 0 < worst <= 0.01, f"bf16 {mode}: off by {worst:.2%}"
+        sys.stdout.write(f"gpt2 bf16 {mode}: losses within {worst:.2%} of fp32's\n")
+    return 0
+
+
+def check_determinism() -> int:
+    """Two runs of the same steps under train.deterministic: every loss and weight to the last bit, nothing refused."""
+    from gooseslo.engine.worker import compute_deterministically
+    from gooseslo.testing.models import tiny_fields
+    from gooseslo.testing.parity import Case, run_layout
+
+    compute_deterministically()
+    for precision in ("fp32", "bf16"):
+        case = Case(fields=tiny_fields("gpt2"), samples=8, precision=precision, steps=10, device="cuda")
+        one, other = run_layout(case), run_layout(case)
+        assert one.losses == other.losses, precision
+        assert all(torch.equal(one.weights[name], weight) for name, weight in other.weights.items()), precision
+        sys.stdout.write(f"gpt2 {precision}: the same bits\n")
+    return 0
+
+
+PARTS = {"parity": check_parity, "bf16": check_bf16, "determinism": check_determinism}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="run the checks whose name holds this text")
-    parser.add_argument("--parity", action="store_true", help="run the parity cases in this process")
+    parser.add_argument("--part", choices=PARTS, help="run the cases of one part in this process")
     arguments = parser.parse_args()
     wanted = arguments.only or ""
-    if arguments.parity:
-        return check_parity()
+    if arguments.part:
+        return PARTS[arguments.part]()
     if not torch.cuda.is_available():
         sys.stdout.write("no CUDA device on this machine: nothing to check\n")
         return 0

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gooseslo.data.loader import EvalLoader, TrainLoader
 from gooseslo.data.order import SampleOrder
 from gooseslo.engine.checkpoint.folders import Retention, read_state
-from gooseslo.engine.checkpoint.load import load_tensors
+from gooseslo.engine.checkpoint.load import load_tensors, load_weights
+from gooseslo.engine.checkpoint.manifest import MASTER
 from gooseslo.engine.checkpoint.save import LocalState, save_step
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
-from gooseslo.engine.metrics import MetricsWriter, describer
-from gooseslo.engine.model import LocalModel, build_model
-from gooseslo.engine.optimizer import build_lr_schedule, build_optimizer, optimizer_tensors, set_updates
+from gooseslo.engine.lr_schedule import build_lr_schedule
+from gooseslo.engine.metrics import MetricsWriter, describer, warning_record
+from gooseslo.engine.model import build_model
+from gooseslo.engine.optimizer import build_optimizer, optimizer_tensors, set_updates
 from gooseslo.engine.plan import Plan
+from gooseslo.engine.precision import CastStage, Masters
 from gooseslo.engine.report import Reporter
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
@@ -46,9 +50,10 @@ def build_trainer(
     context = ParallelContext(plan.topology, worker.rank, timeout=timeout)
     train_loader, eval_loader = build_loaders(job, data, context)
     train_step = build_step(plan, context, job.train, seed=job.run.seed, device=worker.device)
-    optimizer = build_optimizer(job.optimizer, train_step.model.parameters())
+    optimizer = build_optimizer(job.optimizer, by_saved_name(train_step))
     lr_at = build_lr_schedule(job.lr_schedule, peak=job.optimizer.lr, horizon=job.train.steps)
-    position = Position() if start is None else resume(start, train_step.model, optimizer, job.optimizer.name)
+    position = Position() if start is None else resume(start, train_step, optimizer, job.optimizer.name)
+    observers = build_observers(worker, job)
     trainer = Trainer(
         train_step=train_step,
         optimizer=optimizer,
@@ -60,10 +65,11 @@ def build_trainer(
             eval_every=job.train.eval_every,
             save_every=job.checkpoint.every,
             save_at_end=job.checkpoint.final or job.train.stop_after is not None,
+            max_skipped_steps=job.train.max_skipped_steps,
         ),
-        save=build_saver(worker, job, plan, data, train_step.model, optimizer, context),
+        save=build_saver(worker, job, plan, data, train_step, optimizer, observers),
         describe=describer(plan, sequence_length=job.train.sequence_length),
-        observers=build_observers(worker, job),
+        observers=observers,
     )
     return trainer, position
 
@@ -100,12 +106,18 @@ def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tup
     return train_loader, eval_loader
 
 
-def resume(start: Path, model: LocalModel, optimizer: torch.optim.Optimizer, optimizer_name: str) -> Position:
-    """Fill weights and optimizer from a step folder, of any layout; each rank reads its own slices."""
-    parameters = model.parameters()
+def by_saved_name(step: TrainStep) -> dict[str, nn.Parameter]:
+    """What the optimizer steps, by the names that a checkpoint has: a weight tied over two stages has its owner's."""
+    return {step.model.saved_name(name): parameter for name, parameter in step.masters.parameters.items()}
+
+
+def resume(start: Path, step: TrainStep, optimizer: torch.optim.Optimizer, optimizer_name: str) -> Position:
+    """Fill weights and optimizer from a step folder, of any layout and precision; each rank reads its own slices."""
+    stepped, placements = step.masters.parameters, step.model.placements
     position = Position(**read_state(start)["position"])
-    load_tensors(start, {name: (p.detach(), model.placements[name]) for name, p in parameters.items()})
-    state = optimizer_tensors(optimizer, optimizer_name, parameters, model.placements, create=position.updates > 0)
+    load_weights(start, {name: (p.detach(), placements[name]) for name, p in stepped.items()})
+    step.masters.write_back()
+    state = optimizer_tensors(optimizer, optimizer_name, stepped, placements, create=position.updates > 0)
     load_tensors(start, state, optimizer=True)
     set_updates(optimizer, position.updates)
     return position
@@ -116,28 +128,39 @@ def build_saver(
     job: TrainJob,
     plan: Plan,
     data: RunData,
-    model: LocalModel,
+    step: TrainStep,
     optimizer: torch.optim.Optimizer,
-    context: ParallelContext,
+    observers: list[Observer],
 ) -> Callable[[Position], Path]:
     """The function that writes a step folder; collective over all ranks."""
+    model, stepped, placements = step.model, step.masters.parameters, step.model.placements
 
     def save(position: Position) -> Path:
-        parameters = model.parameters()
-        placements = model.placements
+        kept = optimizer_tensors(optimizer, job.optimizer.name, stepped, placements)
+        if step.masters.are_copies:
+            kept |= {f"{MASTER}/{name}": (p.detach(), placements[name]) for name, p in stepped.items()}
+
+        def warn(text: str) -> None:
+            logging.getLogger(__name__).warning(text)
+            for observer in observers:
+                observer(warning_record(step=position.step, text=text))
+
         return save_step(
             worker.run_dir / "checkpoints",
             position.step,
             local=LocalState(
-                tensors={name: (p.detach(), placements[name]) for name, p in parameters.items()},
-                optimizer=optimizer_tensors(optimizer, job.optimizer.name, parameters, placements),
+                tensors={name: (p.detach(), placements[name]) for name, p in model.parameters().items()},
+                optimizer=kept,
             ),
-            coordinates=context.at,
+            coordinates=step.context.at,
             topology=asdict(plan.topology),
             state={"step": position.step, "position": asdict(position), "seed": job.run.seed, "data": data.identity},
             tied=model.aliases,
-            write_common=lambda folder: write_model_files(folder, plan.config, data.tokenizer_folder),
+            write_common=lambda folder: write_model_files(
+                folder, plan.config, data.tokenizer_folder, dtype=plan.dtypes.weights
+            ),
             retention=Retention(keep=job.checkpoint.keep, keep_every=job.checkpoint.keep_every),
+            warn=warn,
         )
 
     return save
@@ -156,19 +179,23 @@ def build_step(
         find_policy(plan.config.model_type),
         context,
         layers_per_stage=plan.layers_per_stage,
-        dtype=plan.dtype,
+        dtype=plan.dtypes.stepped,
         device=device,
         seed=seed,
         streams=streams,
         sequence_parallel=plan.sequence_parallel,
     )
+    masters = Masters(model.parameters(), plan.dtypes)
     buffer = GradientBuffer(list(model.parameters().values()), context.dp_group)
+    masters.take_gradients(buffer)
     vocabulary = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
     loss = StepLoss(vocabulary_start=vocabulary[0], context=context)
     shape = (train.micro_batch_size, train.sequence_length)
-    runner = _build_runner(plan, context, model, loss, streams, shape=shape, vocabulary=vocabulary, device=device)
+    stage = CastStage(model.module, plan.dtypes)
+    runner = _build_runner(plan, context, stage, loss, streams, shape=shape, vocabulary=vocabulary, device=device)
     return TrainStep(
         model=model,
+        masters=masters,
         runner=runner,
         loss=loss,
         buffer=buffer,
@@ -182,7 +209,7 @@ def build_step(
 def _build_runner(
     plan: Plan,
     context: ParallelContext,
-    model: LocalModel,
+    stage: CastStage,
     loss: StepLoss,
     streams: RandomStreams,
     *,
@@ -194,19 +221,19 @@ def _build_runner(
     num_micro = plan.num_micro_batches
     first_micro_batch = context.at.dp * num_micro
     if context.topology.pp == 1:
-        return SequentialRunner(model.module, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro)
+        return SequentialRunner(stage, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro)
 
-    def travelling(*size: int) -> Tensor:
-        return torch.empty(size, dtype=plan.dtype, device="meta", requires_grad=True)
+    def travelling(*size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device="meta", requires_grad=True)
 
     samples, length = shape
     shard = length // context.topology.tp if plan.sequence_parallel else length
     ids = torch.empty(samples, length, dtype=torch.long, device="meta")
-    hidden = travelling(samples, shard, plan.config.hidden_size)
-    logits = travelling(samples, length, vocabulary[1] - vocabulary[0])
+    hidden = travelling(samples, shard, plan.config.hidden_size, dtype=plan.dtypes.hidden)
+    logits = travelling(samples, length, vocabulary[1] - vocabulary[0], dtype=plan.dtypes.logits)
     example = (ids if context.is_first_stage else hidden, logits if context.is_last_stage else hidden)
     return PipelineRunner(
-        model.module,
+        stage,
         loss,
         streams,
         first_micro_batch=first_micro_batch,

@@ -13,9 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gooseslo.errors import ConfigError, Fault
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
-"""`train.precision` as torch's dtypes."""
-
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     """The causal language model of `config` on the meta device: structure and shapes, no memory.
@@ -35,9 +32,15 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def write_model_files(folder: Path, config: PretrainedConfig, tokenizer_folder: Path | None) -> None:
-    """Write `config.json`, `generation_config.json` and the tokenizer's files, as `from_pretrained` wants them."""
+def write_model_files(
+    folder: Path, config: PretrainedConfig, tokenizer_folder: Path | None, *, dtype: torch.dtype
+) -> None:
+    """Write `config.json`, `generation_config.json` and the tokenizer's files, as `from_pretrained` wants them.
+
+    `dtype`: of the weights beside them.
+    """
     config = copy.deepcopy(config)
+    config.dtype = dtype
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)

@@ -61,6 +61,8 @@ class LaunchSpec:
     timeout_seconds: float
     shutdown_seconds: int
     coordinates: tuple[str, ...]
+    deterministic: bool = False
+    """Workers compute with operations that give the same bits every time."""
 
 
 def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
@@ -81,6 +83,7 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
         num_threads=_threads_per_worker(spec.num_workers),
         timeout_seconds=spec.timeout_seconds,
         parent_pid=os.getpid(),
+        deterministic=spec.deterministic,
     )
     try:
         with _signals_raise(), _scratch_folder(scratch), _agent_log(run_dir), _no_child_left(), _frozen_objects():

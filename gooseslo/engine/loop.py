@@ -16,9 +16,6 @@ from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes,
 from gooseslo.engine.optimizer import set_lr
 from gooseslo.engine.step import StepResult, TrainStep
 
-MAX_SKIPPED_STEPS = 10
-"""So many steps in a row without a finite gradient end the run: no later one will have one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
@@ -49,6 +46,8 @@ class LoopSettings:
     eval_every: int
     save_every: int
     save_at_end: bool
+    max_skipped_steps: int
+    """So many in a row without a finite gradient end the run: no later one will have one."""
 
 
 class Trainer:
@@ -89,9 +88,10 @@ class Trainer:
         while position.step < settings.last_step:
             position, skipped = self._one_step(position)
             skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
-            if skipped_in_a_row >= MAX_SKIPPED_STEPS:
+            if skipped_in_a_row >= settings.max_skipped_steps:
                 raise FloatingPointError(
-                    f"{MAX_SKIPPED_STEPS} steps in a row had no finite gradient, the last of them step {position.step}"
+                    f"{skipped_in_a_row} steps in a row had no finite gradient, the last of them step {position.step}"
+                    f" (train.max_skipped_steps={settings.max_skipped_steps})"
                 )
             at_end = position.step == settings.last_step
             if self.eval_loader is not None and (at_end or _is_due(position.step, settings.eval_every)):

@@ -96,6 +96,11 @@ def save_record(*, step: int, path: Path) -> dict[str, object]:
     return {"kind": "save", "step": step, "path": str(path)}
 
 
+def warning_record(*, step: int, text: str) -> dict[str, object]:
+    """What the user should know and the run survives: for the display and the log, no line of `metrics.jsonl`."""
+    return {"kind": "warning", "step": step, "text": text}
+
+
 def flops_per_token(*, num_parameters: int, num_layers: int, width: int, sequence_length: int) -> float:
     """Operations to train on one token: 6 N + 12 L D S (Chowdhery et al., PaLM, 2022, appendix B).
 

@@ -1,33 +1,30 @@
-"""The optimizer and its learning rate: torch's AdamW or SGD over two groups, and schedules as plain functions."""
+"""The optimizer: torch's AdamW or SGD over the groups that the configuration makes, and its state by name."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gooseslo.parallel.tensor.layouts import Placement
-from gooseslo.schema.groups import (
-    AdamWConfig,
-    ConstantScheduleConfig,
-    CosineScheduleConfig,
-    LRScheduleConfig,
-    OptimizerConfig,
-    SGDConfig,
-)
+from gooseslo.schema.groups import AdamWConfig, OptimizerConfig, SGDConfig
+from gooseslo.schema.param_groups import settings_of
 
 STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 """The tensors that an optimizer keeps for each parameter, of the parameter's shape."""
 
 
 def build_optimizer(config: OptimizerConfig, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of this rank's parameters; norms and biases (fewer than two dims) do not decay."""
-    decayed = [p for p in parameters.values() if p.dim() >= 2]
-    others = [p for p in parameters.values() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+    """The optimizer of this rank's parameters, by the names that a checkpoint has for them.
+
+    Norms and biases (fewer than two dims) do not decay, unless `config.groups` says so.
+    """
+    members: dict[tuple[tuple[str, Any], ...], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        options = _group_options(config, name, parameter)
+        members.setdefault(tuple(sorted(options.items())), []).append(parameter)
+    groups = [{"params": group, **dict(options)} for options, group in members.items()]
     if isinstance(config, AdamWConfig):
         first, second = config.betas
         return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), eps=config.eps, fused=True)
@@ -35,28 +32,19 @@ def build_optimizer(config: OptimizerConfig, parameters: dict[str, nn.Parameter]
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
 
 
-def build_lr_schedule(config: LRScheduleConfig, *, peak: float, horizon: int) -> Callable[[int], float]:
-    """Updates done so far -> learning rate of the next; `horizon` is the run's number of steps.
-
-    Warm-up is linear from 0 and reaches the peak after `warmup_steps` updates.
-    """
-    warmup = config.warmup_steps
-
-    def after_warmup(updates: int) -> float:
-        if isinstance(config, ConstantScheduleConfig):
-            return peak
-        assert isinstance(config, CosineScheduleConfig), f"no schedule for {config}"
-        progress = min(1.0, (updates - warmup) / max(1, horizon - warmup))
-        low = config.min_ratio * peak
-        return low + (peak - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-    return lambda updates: peak * updates / warmup if updates < warmup else after_warmup(updates)
+def _group_options(config: OptimizerConfig, name: str, parameter: nn.Parameter) -> dict[str, Any]:
+    """What torch is told of one parameter; parameters with equal options make a group."""
+    settings = settings_of(config.groups, name)
+    decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+    options = {"lr": config.lr, "weight_decay": decay, **settings}
+    options["lr_factor"] = options["lr"] / config.lr if config.lr else 1.0
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group."""
+    """Set the schedule's learning rate; a group with a rate of its own follows in proportion."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_factor", 1.0)
 
 
 def optimizer_tensors(
@@ -71,11 +59,13 @@ def optimizer_tensors(
 
     With `create` absent state is made as zeros, to be filled by a checkpoint; without it absent state is left out.
     """
+    momentum = {p: group.get("momentum", 0.0) for group in optimizer.param_groups for p in group["params"]}
     result: dict[str, tuple[Tensor, Placement]] = {}
     for parameter_name, parameter in parameters.items():
         state = optimizer.state[parameter]
         for key in STATE_KEYS[name]:
-            if create and key not in state and _is_kept(optimizer, key):
+            is_kept = key != "momentum_buffer" or momentum[parameter] > 0
+            if create and key not in state and is_kept:
                 state[key] = torch.zeros_like(parameter)
             if state.get(key) is not None:
                 result[f"{key}/{parameter_name}"] = (state[key], placements[parameter_name])
@@ -93,8 +83,3 @@ def set_updates(optimizer: torch.optim.Optimizer, updates: int) -> None:
         if "betas" in group:
             for parameter in group["params"]:
                 optimizer.state[parameter]["step"] = torch.tensor(float(updates), device=parameter.device)
-
-
-def _is_kept(optimizer: torch.optim.Optimizer, key: str) -> bool:
-    """SGD keeps a buffer only with momentum."""
-    return key != "momentum_buffer" or any(group["momentum"] for group in optimizer.param_groups)

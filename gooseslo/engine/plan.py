@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from gooseslo.engine.hf import DTYPES, empty_model
+from gooseslo.engine.hf import empty_model
 from gooseslo.engine.model_config import check_against_model, make_config
+from gooseslo.engine.precision import DTYPES, Dtypes
 from gooseslo.errors import ConfigError
 from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import Topology
@@ -22,6 +23,7 @@ from gooseslo.policies.policy import Policy
 from gooseslo.policies.registry import find_policy
 from gooseslo.schema.checks import check_train
 from gooseslo.schema.groups import TrainJob
+from gooseslo.schema.param_groups import check_patterns
 from gooseslo.schema.topology import data_parallel_size, num_micro_batches
 
 
@@ -32,6 +34,8 @@ class Plan:
     topology: Topology
     device: str
     precision: str
+    """fp32, bf16 or fp64."""
+    bf16_mode: str
     schedule: str
     num_micro_batches: int
     sequence_parallel: bool
@@ -46,8 +50,8 @@ class Plan:
     """Every parameter's full shape, tied ones once."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self.precision]
+    def dtypes(self) -> Dtypes:
+        return DTYPES[self.precision, self.bf16_mode]
 
     def with_end_of_text(self, token_id: int | None) -> Plan:
         """The same plan for a model whose text ends with `token_id`; None leaves its config alone."""
@@ -60,7 +64,7 @@ class Plan:
     def __str__(self) -> str:
         t = self.topology
         lines = [
-            f"{self.config.model_type}, {self.num_parameters:,} parameters, {self.precision} on {self.device}",
+            f"{self.config.model_type}, {self.num_parameters:,} parameters, {self.dtypes.words} on {self.device}",
             f"tp={t.tp} pp={t.pp} dp={t.dp}: {t.world_size} workers"
             + (", sequence parallel" if self.sequence_parallel else ""),
             f"{self.num_micro_batches} micro-batches a step"
@@ -88,6 +92,9 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     policy = find_policy(job.model.architecture)
     model = empty_model(config)
     lint(model, policy, tied=bool(config.tie_word_embeddings))
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if faults := check_patterns(job.optimizer.groups, shapes):
+        raise ConfigError(faults)
 
     parallel = job.parallel
     device = ("cuda" if num_devices else "cpu") if job.device == "auto" else job.device
@@ -98,7 +105,8 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     return Plan(
         topology=topology,
         device=device,
-        precision="fp32" if job.train.precision == "auto" else job.train.precision,
+        precision=_precision(job.train.precision, device),
+        bf16_mode=job.train.bf16_mode,
         schedule="1f1b" if parallel.schedule == "auto" else parallel.schedule,
         num_micro_batches=num_micro_batches(job, dp),
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
@@ -110,8 +118,14 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
             for tp in range(parallel.tp)
         },
         config=config,
-        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
+        shapes=shapes,
     )
+
+
+def _precision(precision: str, device: str) -> str:
+    if precision != "auto":
+        return precision
+    return "bf16" if device == "cuda" else "fp32"
 
 
 def _partition(model: nn.Module, policy: Policy, partition: object, pp: int) -> list[int]:

@@ -44,7 +44,7 @@ class Reporter:
             self._display = _PlainDisplay(console, num_steps, clock)
 
     def __call__(self, record: Record) -> None:
-        """Take a train, eval or save record."""
+        """Take a train, eval, save or warning record."""
         if self._display is not None:
             getattr(self._display, f"on_{record['kind']}")(record)
 
@@ -84,6 +84,9 @@ class _PlainDisplay:
     def on_save(self, record: Record) -> None:
         self._write(_save(record))
 
+    def on_warning(self, record: Record) -> None:
+        self._write(f"warning: {record['text']}")
+
     def close(self) -> None:
         self._stream.flush()
 
@@ -119,6 +122,9 @@ class _LiveDisplay:
 
     def on_save(self, record: Record) -> None:
         self._console.print(Text(_save(record), style="dim"))
+
+    def on_warning(self, record: Record) -> None:
+        self._console.print(Text(f"warning: {record['text']}", style="bold yellow"))
 
     def close(self) -> None:
         self._live.stop()

@@ -84,6 +84,7 @@ def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:
         timeout_seconds=job.launcher.timeout_seconds,
         shutdown_seconds=job.launcher.shutdown_seconds,
         coordinates=tuple(str(plan.topology.coordinates(rank)) for rank in range(num_workers)),
+        deterministic=job.train.deterministic,
     )
 
 

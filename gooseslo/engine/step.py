@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gooseslo.engine.clip import clip_gradients, global_norm
 from gooseslo.engine.model import LocalModel
+from gooseslo.engine.precision import Masters
 from gooseslo.parallel.collectives import all_reduce_
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
@@ -50,6 +51,8 @@ class TrainStep:
     """Everything one step needs; every method is collective over all ranks."""
 
     model: LocalModel
+    masters: Masters
+    """What the optimizer steps."""
     runner: Runner
     loss: StepLoss
     buffer: GradientBuffer
@@ -67,6 +70,7 @@ class TrainStep:
         if not skipped:
             clip_gradients(self.buffer.flats, norm, self.clip_grad_norm)
             update()
+            self.masters.write_back()
         return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens, skipped=skipped)
 
     def gradients(self, input_ids: Tensor, labels: Tensor, *, step: int) -> tuple[float, int]:

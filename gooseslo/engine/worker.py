@@ -52,6 +52,7 @@ class WorkerSetup:
     num_threads: int
     timeout_seconds: float
     parent_pid: int
+    deterministic: bool = False
 
 
 def log_path(run_dir: Path, rank: int) -> Path:
@@ -117,6 +118,8 @@ def _enter_world(setup: WorkerSetup, rank: int, console: TextIO | None) -> Worke
     local_rank = int(os.environ["LOCAL_RANK"])
     timeout = datetime.timedelta(seconds=setup.timeout_seconds)
     torch.set_num_threads(setup.num_threads)
+    if setup.deterministic:
+        compute_deterministically()
     if setup.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -132,6 +135,17 @@ def _enter_world(setup: WorkerSetup, rank: int, console: TextIO | None) -> Worke
         device=device,
         console=console,
     )
+
+
+def compute_deterministically() -> None:
+    """Let torch take, or else refuse, operations by whether they give the same bits every time.
+
+    Before anything computes: cuBLAS reads its variable when the first handle is made.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
 
 
 def _fail(found: failure.Failure, folder: Path) -> None:

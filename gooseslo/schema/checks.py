@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gooseslo.errors import Fault
-from gooseslo.schema.groups import StdlibDataConfig, TextDataConfig, TrainJob
+from gooseslo.schema.groups import StdlibDataConfig, TextDataConfig, TrainJob, WSDScheduleConfig
+from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
 from gooseslo.schema.topology import check_topology, divisors, nearest_multiples, nearest_numbers
@@ -22,12 +23,31 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     left out, and a second call with the number finds it.
     """
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
+    faults += check_settings(job.optimizer, TRAIN_BOUNDS)
     faults += _check_run(job) + _check_partition(job) + _check_data(job) + _check_sequence(job)
+    faults += _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "parallel.schedule", "device"}
     if not any(fault.key in sized for fault in faults):
         faults += check_topology(job, num_devices)
     return faults
+
+
+def check_schedule(job: TrainJob) -> list[Fault]:
+    """Warm-up and decay that do not fit into the run; whether that was meant, `check_train` cannot know."""
+    schedule, steps = job.lr_schedule, job.train.steps
+    warmup, way_out = schedule.warmup_steps, "train.stop_after ends a run early and leaves its schedule as it is"
+    if warmup > steps:
+        rule = f"longer than the run, train.steps={steps}: the peak is never reached"
+        way_out = f"nearest: {steps}; {way_out}"
+        return [Fault(key="lr_schedule.warmup_steps", value=warmup, rule=rule, way_out=way_out)]
+    decay = schedule.decay_steps if isinstance(schedule, WSDScheduleConfig) else None
+    if decay is not None and warmup + decay > steps:
+        rule = f"warm-up and decay are {warmup} + {decay} = {warmup + decay} steps, but train.steps={steps}"
+        fitting = f"decay_steps={steps - warmup}" if steps > warmup else f"warmup_steps={max(0, steps - decay)}"
+        way_out = f"nearest: lr_schedule.{fitting}; {way_out}"
+        return [Fault(key="lr_schedule.decay_steps", value=decay, rule=rule, way_out=way_out)]
+    return []
 
 
 def check_model(
@@ -100,6 +120,17 @@ def _check_run(job: TrainJob) -> list[Fault]:
         rule = "is neither auto, never, nor a step folder that exists"
         faults.append(Fault(key="checkpoint.resume", value=shortened(resume), rule=rule))
     return faults
+
+
+def _check_precision(job: TrainJob, num_devices: int | None) -> list[Fault]:
+    """`train.bf16_mode` says something only where bf16 is computed."""
+    precision, mode = job.train.precision, job.train.bf16_mode
+    on_cpu = job.device == "cpu" or (job.device == "auto" and num_devices == 0)
+    if mode != "autocast" or precision == "bf16" or (precision == "auto" and not on_cpu):
+        return []
+    computed = "auto, which is fp32 on the CPU" if precision == "auto" else precision
+    rule = f"has no meaning with train.precision={computed}"
+    return [Fault(key="train.bf16_mode", value=mode, rule=rule, way_out="give train.precision=bf16, or leave it out")]
 
 
 def _check_partition(job: TrainJob) -> list[Fault]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gooseslo.errors import ConfigError, Fault
-from gooseslo.schema.checks import check_train
+from gooseslo.schema.checks import check_schedule, check_train
 from gooseslo.schema.choices import Choices, choose_options
 from gooseslo.schema.config_file import read_config_file
 from gooseslo.schema.groups import DoctorJob, GenerateJob, MergeJob, ModelConfig, TrainJob
@@ -72,11 +72,22 @@ def _compose(
     further = [] if faults else check_further(job)
     # A check that leans on a key that is already faulty would only repeat it.
     bad_keys = [fault.key.lstrip("+~") for fault in faults]
-    faults += [fault for fault in check(job) if not any(_mentions(fault, key) for key in bad_keys)]
+    found = check(job) + (_schedule_faults(job, values, typed) if isinstance(job, TrainJob) else [])
+    faults += [fault for fault in found if not any(_mentions(fault, key) for key in bad_keys)]
     faults += further
     if faults:
         raise ConfigError(faults)
     return job
+
+
+def _schedule_faults(job: TrainJob, values: list[Assignment], typed: list[Assignment]) -> list[Fault]:
+    """A schedule too long for its run; not where only the run was cut, as by train.steps=5 beside a recipe."""
+
+    def rank(key: str) -> int:
+        """Where the key was set: 2 the command line, 1 the file, 0 below."""
+        return max((1 + (item in typed) for item in values if item.key == key), default=0)
+
+    return [fault for fault in check_schedule(job) if rank(fault.key) >= rank("train.steps")]
 
 
 def _mentions(fault: Fault, key: str) -> bool:

@@ -55,13 +55,19 @@ class TrainConfig:
     sequence_length: int = 256
     """Tokens per sample."""
     precision: str = "auto"
-    """auto, fp32, or fp64 (for proofs); auto is fp32."""
+    """auto, fp32, bf16, or fp64 (for proofs); auto is bf16 on CUDA and fp32 on the CPU."""
+    bf16_mode: str = "master"
+    """master: bf16 weights, fp32 masters and moments; autocast: fp32 weights, bf16 in the forward pass."""
     clip_grad_norm: float = 1.0
     """Largest global gradient norm; 0: off."""
     eval_every: int = 50
     """Optimizer steps between evaluations; 0: only at the end."""
     eval_batches: int = 8
     """Global batches per evaluation; 0: no evaluation."""
+    deterministic: bool = False
+    """Only operations that give the same bits every time; slower on CUDA."""
+    max_skipped_steps: int = 10
+    """So many steps in a row without a finite gradient end the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +77,9 @@ class OptimizerConfig:
     lr: float = 3e-4
     """Peak learning rate."""
     weight_decay: float = 0.1
-    """Not applied to norms and biases."""
+    """Not applied to norms and biases, unless a group says so."""
+    groups: dict[str, Any] = field(default_factory=dict)
+    """Name pattern: settings of the parameters that fit it (lr, weight_decay, ...); no parameter may fit two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +101,9 @@ class SGDConfig(OptimizerConfig):
 @dataclass(frozen=True, kw_only=True)
 class LRScheduleConfig:
     name: str = "cosine"
-    """cosine or constant; the same as lr_schedule=NAME."""
+    """constant, linear, cosine or wsd; the same as lr_schedule=NAME."""
     warmup_steps: int = 10
-    """Steps of linear warm-up from zero."""
+    """Steps of linear warm-up from zero; at most train.steps, where those are not cut by a later word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +112,26 @@ class ConstantScheduleConfig(LRScheduleConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearScheduleConfig(LRScheduleConfig):
+    name: str = "linear"
+    min_ratio: float = 0.1
+    """Last learning rate as a fraction of the peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CosineScheduleConfig(LRScheduleConfig):
     name: str = "cosine"
+    min_ratio: float = 0.1
+    """Last learning rate as a fraction of the peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WSDScheduleConfig(LRScheduleConfig):
+    """Warm-up, a stable peak, and a linear decay over the last steps."""
+
+    name: str = "wsd"
+    decay_steps: int | None = None
+    """Steps of the decay at the end; null: a tenth of train.steps."""
     min_ratio: float = 0.1
     """Last learning rate as a fraction of the peak."""
 

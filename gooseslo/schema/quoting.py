@@ -32,6 +32,20 @@ def quote(text: str) -> str:
     return f"'{escaped}'"
 
 
+def bare_keys(text: str) -> str:
+    """A list or mapping without the quotes round its keys, which Hydra's grammar lacks: {"*.bias": 1} -> {*.bias: 1}.
+
+    Quoted values stay; so do keys with a character that Hydra takes in no key.
+    """
+
+    def bare(match: re.Match[str]) -> str:
+        if match["colon"] is None or not re.fullmatch(r"[\w./+*?$%@|()\[\]{}:=, -]+", match["body"]):
+            return match[0]
+        return re.sub(r"([()\[\]{}:=, ])", r"\\\1", match["body"]) + match["colon"]
+
+    return re.sub(r"(?P<quote>['\"])(?P<body>(?:\\.|(?!(?P=quote)).)*)(?P=quote)(?P<colon>\s*:)?", bare, text)
+
+
 def as_argument(key: str, text: str) -> str:
     """`key=text` such that a text key given this argument gets exactly `text` (a shell needs shlex.quote besides)."""
     ambiguous = text == "null" or text[:1] in ("[", "{") or unquote(text)[1]

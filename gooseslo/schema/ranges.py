@@ -41,6 +41,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "train.clip_grad_norm": at_least(0),
     "train.eval_every": at_least(0),
     "train.eval_batches": at_least(0),
+    "train.max_skipped_steps": at_least(1),
     "optimizer.lr": at_least(0),
     "optimizer.weight_decay": at_least(0),
     "optimizer.betas": Bound(
@@ -51,6 +52,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "optimizer.momentum": BELOW_ONE,
     "lr_schedule.warmup_steps": at_least(0),
     "lr_schedule.min_ratio": FRACTION,
+    "lr_schedule.decay_steps": at_least(1),
     "zero.stage": Bound("must be 0, the only stage there is", lambda value: value == 0),
     "data.vocab_size": at_least(1),
     "data.samples": at_least(1),
@@ -64,7 +66,8 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
 
 TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "parallel.schedule": ("auto", "gpipe", "1f1b"),
-    "train.precision": ("auto", "fp32", "fp64"),
+    "train.precision": ("auto", "fp32", "bf16", "fp64"),
+    "train.bf16_mode": ("master", "autocast"),
     "device": ("auto", "cuda", "cpu"),
 }
 

@@ -23,6 +23,9 @@ FIXED = (
 )
 """Keys and whole groups that decide what the run computes; everything else (layout, logging, ...) may change."""
 
+WHOLE = ("optimizer.groups",)
+"""Keys whose value is a mapping of names that are no keys."""
+
 
 def check_resume(old: Mapping[str, Any], new: TrainJob) -> list[Fault]:
     """The differences that refuse to continue the run whose parsed config.yaml is `old` as `new`.
@@ -39,7 +42,8 @@ def check_resume(old: Mapping[str, Any], new: TrainJob) -> list[Fault]:
         if was == value or (key == "train.steps" and _may_grow(was, value, new)):
             continue
         rule = f"the run has {shortened(was)}, and a continued run cannot change it"
-        way_out = f"give {key}={shortened(was)}, or start another run with run.name=NAME"
+        typed = shortened(was, 300 if key in WHOLE else 60)
+        way_out = f"give {key}={typed}, or start another run with run.name=NAME"
         if key == "train.steps" and isinstance(new.lr_schedule, ConstantScheduleConfig):
             rule = f"the run has {was}; the horizon may grow, not shrink"
         faults.append(Fault(key=key, value="null" if value is None else shortened(value), rule=rule, way_out=way_out))
@@ -58,7 +62,7 @@ def _with_defaults(job: TrainJob) -> TrainJob:
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and f"{prefix}{name}" not in WHOLE:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -13,7 +13,12 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "model": {"model": groups.ModelConfig},
     "parallel": {"parallel": groups.ParallelConfig},
     "optimizer": {"adamw": groups.AdamWConfig, "sgd": groups.SGDConfig},
-    "lr_schedule": {"cosine": groups.CosineScheduleConfig, "constant": groups.ConstantScheduleConfig},
+    "lr_schedule": {
+        "cosine": groups.CosineScheduleConfig,
+        "linear": groups.LinearScheduleConfig,
+        "wsd": groups.WSDScheduleConfig,
+        "constant": groups.ConstantScheduleConfig,
+    },
     "zero": {"stage0": groups.ZeroConfig},
     "fusion": {"off": groups.FusionConfig},
     "data": {

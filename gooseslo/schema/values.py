@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gooseslo.schema.quoting import unquote
+from gooseslo.schema.quoting import bare_keys, unquote
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,6 +69,8 @@ def read_value(raw: Raw, hint: Any) -> Any:
         return _open_value(raw)
     if typing.get_origin(inner) is list:
         return _list_value(raw, typing.get_args(inner)[0])
+    if typing.get_origin(inner) is dict:
+        return _mapping_value(raw)
     return _strict(_open_value(Scalar(raw.text) if isinstance(raw, Scalar) else raw), inner)
 
 
@@ -77,6 +79,8 @@ def type_name(hint: Any) -> str:
     inner, optional = _without_none(hint)
     if typing.get_origin(inner) is list:
         name = f"list of {type_name(typing.get_args(inner)[0])}s"
+    elif typing.get_origin(inner) is dict:
+        name = "mapping"
     else:
         names = {int: "integer", float: "number", bool: "boolean", str: "text", Any: "text or list", OPEN: "any"}
         name = names[inner]
@@ -112,6 +116,13 @@ def _list_value(raw: Raw, element: Any) -> list[Any]:
     return [_strict(item, element) for item in value]
 
 
+def _mapping_value(raw: Raw) -> dict[str, Any]:
+    value = _open_value(Scalar(raw.text) if isinstance(raw, Scalar) else raw)
+    if not isinstance(value, dict):
+        raise BadValueError("is not a mapping", 'write it in braces: {"NAME": {KEY: VALUE}}')
+    return value
+
+
 def _open_value(raw: Raw) -> Any:
     """By Hydra's grammar; a YAML list or mapping leaf by leaf."""
     if isinstance(raw, Mapping):
@@ -126,8 +137,9 @@ def _parse(text: str) -> Any:
     from hydra.errors import HydraException
 
     way_out = "text with = # ( ) or a comma in a list needs quotes of its own: \"['a=b.txt']\""
+    source = bare_keys(text) if text.startswith(("[", "{")) else text
     try:
-        override = _parser().parse_override(f"key={text}")
+        override = _parser().parse_override(f"key={source}")
     except HydraException:
         if text.startswith(("[", "{")):
             raise BadValueError("is not a list or mapping in Hydra's grammar", way_out) from None

@@ -55,6 +55,7 @@ class Case:
     micro_batch_size: int = 2
     sequence_length: int = 16
     precision: str = "fp64"
+    bf16_mode: str = "master"
     optimizer: str = "sgd"
     steps: int = 3
     clip_grad_norm: float = 0.0
@@ -85,6 +86,7 @@ class Case:
                 micro_batch_size=self.micro_batch_size,
                 sequence_length=self.sequence_length,
                 precision=self.precision,
+                bf16_mode=self.bf16_mode,
                 clip_grad_norm=self.clip_grad_norm,
             ),
             launcher=LauncherConfig(workers=self.world_size),
@@ -115,17 +117,17 @@ class Outcome:
 
 
 def run_reference(case: Case) -> Outcome:
-    """Plain transformers in this process, from the same random initial weights."""
+    """Plain transformers in this process, from the same random initial weights; in fp32 for a bf16 case."""
     alone = replace(case, tp=1, pp=1, dp=1, partition="uniform", sequence_parallel=False)
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)
-    start = build_step(plan, context, case.job().train, seed=case.seed, device=device).model
+    start = build_step(plan, context, case.job().train, seed=case.seed, device=device).masters
     config = make_config(case.architecture, case.fields)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=plan.dtype).to(device)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=plan.dtypes.stepped).to(device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(start.parameters()[name])
+            parameter.copy_(start.parameters[name])
     model.train()
     optimizer = OPTIMIZERS[case.optimizer](list(model.parameters()))
     losses, norms, gradients = [], [], []
@@ -153,7 +155,7 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
     context = ParallelContext(plan.topology, rank)
     step_once = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device(case.device))
     parameters = step_once.model.parameters()
-    optimizer = OPTIMIZERS[case.optimizer](list(parameters.values()))
+    optimizer = OPTIMIZERS[case.optimizer](list(step_once.masters.parameters.values()))
     losses, norms, gradients = [], [], []
     share = case.samples // case.dp
     mine = slice(context.at.dp * share, (context.at.dp + 1) * share)

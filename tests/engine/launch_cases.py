@@ -33,6 +33,13 @@ def succeed(worker: Worker) -> None:
         worker.console.write(f"seen on the terminal: {torch.get_num_threads()} thread\n")
 
 
+def compute_deterministically(worker: Worker) -> None:
+    """The workers' settings on the terminal; see main."""
+    if worker.console is not None:
+        flags = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+        worker.console.write(f"{flags} {os.environ.get('CUBLAS_WORKSPACE_CONFIG')}\n")
+
+
 def mark(worker: Worker) -> None:
     (worker.run_dir / f"pid-{worker.rank}").write_text(str(os.getpid()))
 
@@ -148,6 +155,7 @@ def main(case: str, num_workers: int, run_dir: Path) -> int:
         timeout_seconds=60,
         shutdown_seconds=1,
         coordinates=tuple(f"tp={rank} pp=0 dp=0" for rank in range(num_workers)),
+        deterministic=case == "compute_deterministically",
     )
     if case == "start_slowly":
         run_dir.mkdir()

@@ -94,6 +94,10 @@ def test_workers_reach_the_terminal_through_rank_0_and_their_logs_otherwise(fini
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["logs"]
 
 
+def test_workers_compute_deterministically_when_told(finish):
+    assert finish("compute_deterministically", 1) == (0, "(True, True) :4096:8\n", "")
+
+
 def test_no_worker_connects_before_the_last_is_forked(finish, tmp_path):
     """Else a fork can copy a lock of libc that a thread of the parent holds just then: a worker waits for ever."""
     assert finish("start_slowly", 3)[0] == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gooseslo.engine.build import build_step
-from gooseslo.engine.loop import MAX_SKIPPED_STEPS, LoopSettings, Position, Trainer
+from gooseslo.engine.loop import LoopSettings, Position, Trainer
 from gooseslo.engine.metrics import eval_record
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import StepResult
@@ -60,7 +60,11 @@ def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True):
         train_loader=Loader(global_batch_size=2),
         eval_loader=evaluation,
         settings=LoopSettings(
-            last_step=last_step, eval_every=eval_every, save_every=save_every, save_at_end=save_at_end
+            last_step=last_step,
+            eval_every=eval_every,
+            save_every=save_every,
+            save_at_end=save_at_end,
+            max_skipped_steps=3,
         ),
         save=lambda position: f"step-{position.step}",
         describe=lambda record: {"kind": "train", **vars(record)},
@@ -92,8 +96,8 @@ def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():
 
 
 def test_too_many_skipped_steps_in_a_row_end_the_run():
-    made, events, _ = trainer(FakeStep(bad=range(3, 100)), last_step=100)
-    with pytest.raises(FloatingPointError, match=f"the last of them step {3 + MAX_SKIPPED_STEPS}"):
+    made, events, _ = trainer(FakeStep(bad=[1, 2, *range(4, 100)]), last_step=100)
+    with pytest.raises(FloatingPointError, match=r"3 steps in a row .* the last of them step 7 \(.*skipped_steps=3"):
         made.fit(Position())
     assert events[-1] == "closed"
 

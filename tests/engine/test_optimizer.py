@@ -1,31 +1,11 @@
-"""Learning-rate schedules against values worked out by hand, and which parameters decay."""
-
-import math
+"""Which settings a parameter is updated with, and how the optimizer's state moves to another one."""
 
 import pytest
 import torch
 
-from gooseslo.engine.optimizer import build_lr_schedule, build_optimizer, optimizer_tensors, set_lr, set_updates
+from gooseslo.engine.optimizer import build_optimizer, optimizer_tensors, set_lr, set_updates
 from gooseslo.parallel.tensor.layouts import whole
-from gooseslo.schema.groups import AdamWConfig, ConstantScheduleConfig, CosineScheduleConfig, SGDConfig
-
-
-def test_constant_after_linear_warm_up():
-    lr_at = build_lr_schedule(ConstantScheduleConfig(warmup_steps=4), peak=1e-3, horizon=20)
-    assert [lr_at(update) for update in (0, 1, 2, 4, 19)] == pytest.approx([0, 2.5e-4, 5e-4, 1e-3, 1e-3])
-
-
-def test_cosine_from_peak_to_its_floor():
-    lr_at = build_lr_schedule(CosineScheduleConfig(warmup_steps=4, min_ratio=0.1), peak=1.0, horizon=20)
-    assert lr_at(0) == 0 and lr_at(3) == 0.75 and lr_at(4) == 1.0
-    assert lr_at(12) == pytest.approx(0.55)
-    assert lr_at(8) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)))
-    assert lr_at(20) == pytest.approx(0.1) and lr_at(500) == pytest.approx(0.1)
-
-
-def test_no_warm_up_and_a_warm_up_longer_than_the_run():
-    assert build_lr_schedule(CosineScheduleConfig(warmup_steps=0), peak=1.0, horizon=10)(0) == 1.0
-    assert build_lr_schedule(CosineScheduleConfig(warmup_steps=50), peak=1.0, horizon=10)(9) == pytest.approx(0.18)
+from gooseslo.schema.groups import AdamWConfig, SGDConfig
 
 
 def parameters():
@@ -43,7 +23,58 @@ def test_norms_and_biases_do_not_decay(config):
     assert torch.equal(named["bias"], torch.ones(3))
 
 
-@pytest.mark.parametrize("config", [AdamWConfig(), SGDConfig(momentum=0.9), SGDConfig()])
+def options_of(optimizer, parameter):
+    [group] = [group for group in optimizer.param_groups if any(p is parameter for p in group["params"])]
+    return group
+
+
+def test_a_group_sets_what_it_names_and_nothing_else():
+    named = {"h.0.weight": torch.nn.Parameter(torch.ones(2, 3)), **parameters()}
+    config = AdamWConfig(
+        lr=1e-2, weight_decay=0.5, groups={"h.*": {"lr": 1e-3, "betas": [0.8, 0.9]}, "bias": {"weight_decay": 0.25}}
+    )
+    optimizer = build_optimizer(config, named)
+    set_lr(optimizer, 4e-3)
+    got = {
+        name: [options_of(optimizer, parameter)[key] for key in ("lr", "weight_decay", "betas")]
+        for name, parameter in named.items()
+    }
+    assert got == {
+        "h.0.weight": [pytest.approx(4e-4), 0.5, (0.8, 0.9)],
+        "weight": [4e-3, 0.5, (0.9, 0.95)],
+        "bias": [4e-3, 0.25, (0.9, 0.95)],
+    }
+
+
+def test_parameters_with_equal_settings_share_a_group():
+    named = {f"h.{layer}.{name}": p for layer in range(5) for name, p in parameters().items()}
+    groups = {"h.0.*": {"weight_decay": 0.1}, "h.1.weight": {"lr": 3e-4}}
+    assert len(build_optimizer(AdamWConfig(), named).param_groups) == 2
+    assert len(build_optimizer(AdamWConfig(groups=groups), named).param_groups) == 2
+    assert len(build_optimizer(AdamWConfig(groups={"h.1.weight": {"lr": 3e-5}}), named).param_groups) == 3
+
+
+def test_a_rate_of_zero_holds_a_group_where_it_is():
+    named = parameters()
+    optimizer = build_optimizer(AdamWConfig(groups={"weight": {"lr": 0}}), named)
+    for parameter in named.values():
+        parameter.grad = torch.ones_like(parameter)
+    set_lr(optimizer, 1e-2)
+    optimizer.step()
+    assert torch.equal(named["weight"], torch.ones(2, 3)) and not torch.equal(named["bias"], torch.ones(3))
+
+
+GROUPED = SGDConfig(groups={"weight": {"momentum": 0.9}})
+
+
+def test_only_a_group_with_momentum_has_a_buffer():
+    named = parameters()
+    placements = {name: whole(tuple(p.shape)) for name, p in named.items()}
+    state = optimizer_tensors(build_optimizer(GROUPED, named), "sgd", named, placements, create=True)
+    assert set(state) == {"momentum_buffer/weight"}
+
+
+@pytest.mark.parametrize("config", [AdamWConfig(), SGDConfig(momentum=0.9), SGDConfig(), GROUPED])
 def test_state_moves_to_another_optimizer_exactly(config):
     """What a resume does: the second optimizer, given the first one's tensors, takes the same next step."""
     named, others = parameters(), parameters()

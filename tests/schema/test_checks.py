@@ -120,7 +120,9 @@ def test_fewer_micro_batches_than_stages():
         "train.stop_after=101",
         "train.sequence_length=1",
         "train.eval_every=-1",
-        "train.precision=bf16",
+        "train.precision=fp16",
+        "train.bf16_mode=mixed",
+        "train.max_skipped_steps=0",
         "optimizer.lr=-1",
         "optimizer.betas=[0.9]",
         "optimizer.betas=[0.9,1.0]",
@@ -147,6 +149,54 @@ def test_out_of_range(argument):
         compose_train(["parallel.pp=2", argument])
     (fault,) = error.value.faults
     assert fault.key == argument.partition("=")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["lr_schedule.warmup_steps=101"], "lr_schedule.warmup_steps=101: longer than the run, train.steps=100"),
+        (["lr_schedule=constant", "train.steps=5", "lr_schedule.warmup_steps=6"], "nearest: 5; train.stop_after"),
+        (["lr_schedule=wsd", "lr_schedule.decay_steps=91"], "10 + 91 = 101 steps, but train.steps=100"),
+        (["lr_schedule=wsd", "lr_schedule.decay_steps=91"], "nearest: lr_schedule.decay_steps=90"),
+        (["lr_schedule=wsd", "lr_schedule.decay_steps=9", "train.steps=10"], "nearest: lr_schedule.warmup_steps=1"),
+        (["lr_schedule=wsd", "lr_schedule.decay_steps=0"], "must be at least 1"),
+        (["train.bf16_mode=autocast", "train.precision=fp32"], "no meaning with train.precision=fp32"),
+        (["train.bf16_mode=autocast", "device=cpu"], "auto, which is fp32 on the CPU"),
+    ],
+)
+def test_keys_that_contradict_each_other(arguments, words):
+    from gooseslo.errors import ConfigError
+
+    with pytest.raises(ConfigError) as error:
+        compose_train(arguments)
+    (fault,) = error.value.faults
+    assert words in str(fault) and len(str(fault).splitlines()) <= 5
+
+
+def test_schedules_that_fit_their_run():
+    compose_train(["lr_schedule.warmup_steps=100"])
+    compose_train(["lr_schedule=wsd", "lr_schedule.decay_steps=90"])
+    compose_train(["lr_schedule=wsd", "train.steps=3"])
+
+
+def test_a_run_that_is_only_cut_keeps_its_schedule(tmp_path):
+    from gooseslo.errors import ConfigError
+
+    assert compose_train(["train.steps=3"]).lr_schedule.warmup_steps == 10
+    assert compose_train(["recipe=demo", "train.steps=3"]).lr_schedule.warmup_steps == 20
+    path = tmp_path / "config.yaml"
+    path.write_text("train: {steps: 50}\nlr_schedule: {warmup_steps: 30}\n")
+    assert compose_train(["train.steps=3"], config_file=path).lr_schedule.warmup_steps == 30
+    path.write_text("train: {steps: 20}\nlr_schedule: {warmup_steps: 30}\n")
+    for arguments in ([], ["lr_schedule.warmup_steps=21"]):
+        with pytest.raises(ConfigError, match=r"longer than the run, train\.steps=20"):
+            compose_train(arguments, config_file=path)
+
+
+def test_autocast_where_bf16_is_computed():
+    assert messages(job_with(train__bf16_mode="autocast"), num_devices=1) == []
+    assert "fp32 on the CPU" in messages(job_with(train__bf16_mode="autocast"), num_devices=0)[0]
+    compose_train(["train.bf16_mode=autocast", "train.precision=bf16", "device=cpu"])
 
 
 def test_text_data_needs_files():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gooseslo.engine.checkpoint.manifest import Manifest, Piece, TensorEntry, intersect, num_elements
+from gooseslo.engine.checkpoint.manifest import MASTER, Manifest, Piece, TensorEntry, intersect, num_elements
 from gooseslo.errors import CheckpointError
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
 
@@ -37,6 +37,19 @@ def load_tensors(
         for name, (tensor, placement) in wanted.items():
             for box, local_box in zip(placement.boxes, placement.local_boxes(), strict=True):
                 _fill(tensor.detach()[slices(local_box)], box, found[name], name, reader)
+
+
+def load_weights(folder: Path, wanted: Mapping[str, tuple[torch.Tensor, Placement]]) -> None:
+    """Fill parameters, or their masters, with the most exact values there are: saved masters, else saved weights.
+
+    So a run may go on in another precision than the one that it was saved in; otherwise as `load_tensors`.
+    """
+    manifest = Manifest.read(folder)
+    masters = {name for name in wanted if manifest.canonical(f"{MASTER}/{name}") in manifest.optimizer}
+    exact = {f"{MASTER}/{name}": placed for name, placed in wanted.items() if name in masters}
+    load_tensors(folder, exact, optimizer=True, manifest=manifest)
+    rest = {name: placed for name, placed in wanted.items() if name not in masters}
+    load_tensors(folder, rest, manifest=manifest)
 
 
 def _find(

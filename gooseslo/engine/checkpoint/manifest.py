@@ -15,6 +15,8 @@ from gooseslo.parallel.tensor.layouts import Box
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
+MASTER = "master"
+"""Prefix of a 16-bit weight's fp32 master among the optimizer's tensors: master/transformer.wte.weight."""
 
 
 @dataclass(frozen=True, kw_only=True)

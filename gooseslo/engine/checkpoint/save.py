@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 
 import gooseslo
 from gooseslo.data.staging import create_staging, flush
+from gooseslo.engine.checkpoint.copies import describe_differences
 from gooseslo.engine.checkpoint.folders import STATE, Retention, clean_up, prune, publish_step, step_name
 from gooseslo.engine.checkpoint.manifest import (
     FileEntry,
@@ -30,6 +32,8 @@ from gooseslo.engine.checkpoint.ranks import Ranks
 from gooseslo.errors import CheckpointError, SaveError
 from gooseslo.parallel.mesh import Coordinates
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
+
+_log = logging.getLogger(__name__)
 
 PlacedTensors = Mapping[str, tuple[torch.Tensor, Placement]]
 """Local tensors with their place in the full ones, by full name."""
@@ -80,17 +84,27 @@ def save_step(
     write_common: Callable[[Path], None] = lambda folder: None,
     retention: Retention | None = None,
     group: dist.ProcessGroup | None = None,
+    warn: Callable[[str], None] = _log.warning,
 ) -> Path:
     """Write checkpoints/step-<step> and name it in `latest`; returns the folder. Collective on all ranks of `group`.
 
     `state` becomes state.json and `write_common` adds config, generation config and tokenizer (both used on rank 0);
     `tied` maps aliases to stored names. A folder of the same step gives way only to the complete new one.
+    `warn` is told, on rank 0, of a parameter's copies that should be equal and are not; they are saved all the same.
     SaveError on every rank when one of them fails: the earlier checkpoints are then as they were.
     """
     tied = tied or {}
     ranks = Ranks(group)
     staging = ranks.first(lambda: _begin(checkpoints, step))
     try:
+        difference = describe_differences(
+            ranks,
+            local.tensors,
+            local.optimizer,
+            coordinates=coordinates,
+            tied=tied,
+            step_name=step_name(step),
+        )
         model_share = _share(ranks, local.tensors, tied)
         optimizer_share = _share(ranks, local.optimizer, tied)
         needed_bytes = sum(ranks.gather(model_share.num_bytes + optimizer_share.num_bytes))
@@ -108,6 +122,8 @@ def save_step(
         if ranks.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)
         raise type(error)(f"{checkpoints / step_name(step)}: not saved: {error}") from error
+    if difference is not None and ranks.rank == 0:
+        warn(difference)
     ranks.first(lambda: prune(checkpoints, newest=step, retention=retention or Retention()))
     return folder
 

@@ -18,8 +18,15 @@ BUCKET_BYTES = 25 * 1024 * 1024
 """Large enough that latency does not matter, small enough that several buckets travel at once (as torch's DDP)."""
 
 
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
 class GradientBuffer:
-    """Gradients of `parameters`, in one flat tensor per dtype and device, in the given order."""
+    """Gradients of `parameters`, in one flat tensor per dtype and device, in the given order.
+
+    Those of 16-bit parameters are fp32: autograd adds each micro-batch in place in that view, and the sums over ranks
+    are fp32 as well.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: Group, *, bucket_bytes: int = BUCKET_BYTES):
         self.group = group
@@ -28,7 +35,9 @@ class GradientBuffer:
         self.views: dict[nn.Parameter, Tensor] = {}
         kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for parameter in dict.fromkeys(parameters):
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+            dtype = torch.float32 if parameter.dtype in LOW_PRECISION else parameter.dtype
+            parameter.grad_dtype = dtype
+            kinds.setdefault((dtype, parameter.device), []).append(parameter)
         for (dtype, device), members in kinds.items():
             flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=device)
             offset = 0

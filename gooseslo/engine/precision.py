@@ -1,0 +1,104 @@
+"""What `train.precision` means: the dtype of weights, of what the optimizer steps, and of what a stage computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.pipeline.stage import StageModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dtypes:
+    """The dtypes of a run; gradients are accumulated and reduced in `stepped`."""
+
+    weights: torch.dtype
+    """Of the model's parameters, and of a checkpoint's model files."""
+    stepped: torch.dtype
+    """Of what the optimizer updates: the weights, or their masters where this is another dtype."""
+    hidden: torch.dtype
+    """Of the hidden states that go from stage to stage."""
+    logits: torch.dtype
+    autocast: torch.dtype | None = None
+    """Of matrix products under torch.autocast; None: each operation computes in the dtype of its inputs."""
+    words: str
+    """For the plan."""
+
+
+def _same(dtype: torch.dtype, name: str) -> Dtypes:
+    return Dtypes(weights=dtype, stepped=dtype, hidden=dtype, logits=dtype, words=name)
+
+
+DTYPES: Mapping[tuple[str, str], Dtypes] = {
+    **{("fp32", mode): _same(torch.float32, "fp32") for mode in ("master", "autocast")},
+    **{("fp64", mode): _same(torch.float64, "fp64") for mode in ("master", "autocast")},
+    ("bf16", "master"): Dtypes(
+        weights=torch.bfloat16,
+        stepped=torch.float32,
+        hidden=torch.bfloat16,
+        logits=torch.bfloat16,
+        words="bf16 with fp32 masters",
+    ),
+    # The residual stream is fp32 under autocast, and travels so: nothing is rounded only because it changes ranks.
+    ("bf16", "autocast"): Dtypes(
+        weights=torch.float32,
+        stepped=torch.float32,
+        hidden=torch.float32,
+        logits=torch.bfloat16,
+        autocast=torch.bfloat16,
+        words="fp32 with bf16 autocast",
+    ),
+}
+"""(train.precision, train.bf16_mode) -> what they mean."""
+
+
+class Masters:
+    """What the optimizer steps, by the weights' names: fp32 masters of 16-bit weights, else the weights themselves.
+
+    A 16-bit weight cannot take an update of less than half its last bit; its master can.
+    """
+
+    def __init__(self, weights: dict[str, nn.Parameter], dtypes: Dtypes):
+        """`weights` come in `dtypes.stepped`, as drawn; the model's own are rounded to `dtypes.weights` in place."""
+        self.weights = self.parameters = weights
+        self.are_copies = dtypes.weights != dtypes.stepped
+        if self.are_copies:
+            self.parameters = {name: nn.Parameter(weight.detach()) for name, weight in weights.items()}
+            for weight in weights.values():
+                weight.data = weight.detach().to(dtypes.weights)
+
+    def take_gradients(self, buffer: GradientBuffer) -> None:
+        """Make the masters' gradients the weights' own, which are in the masters' dtype."""
+        if self.are_copies:
+            for name, weight in self.weights.items():
+                self.parameters[name].grad = buffer.views[weight]
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Give the weights the rounded values of their masters; after every update, and after loading."""
+        if self.are_copies:
+            torch._foreach_copy_(list(self.weights.values()), list(self.parameters.values()))
+
+
+class CastStage(nn.Module):
+    """A stage that computes as the dtypes say and gives its output in the dtype that the next stage expects.
+
+    torch's schedule receives into buffers of static dtypes and does not compare them with what was sent.
+    """
+
+    def __init__(self, stage: StageModule, dtypes: Dtypes):
+        super().__init__()
+        self.stage, self.autocast = stage, dtypes.autocast
+        self.output = dtypes.logits if stage.is_last else dtypes.hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.autocast is None:
+            output: Tensor = self.stage(x)
+        else:
+            with torch.autocast(x.device.type, dtype=self.autocast):
+                output = self.stage(x)
+        return output.to(self.output)
