@@ -22,6 +22,7 @@ from gooseslo.engine.model import LocalModel, build_model
 from gooseslo.engine.optimizer import build_lr_schedule, build_optimizer, optimizer_tensors, set_updates
 from gooseslo.engine.plan import Plan
 from gooseslo.engine.report import Reporter
+from gooseslo.engine.requests import Requests
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
@@ -64,6 +65,7 @@ def build_trainer(
         save=build_saver(worker, job, plan, data, train_step.model, optimizer, context),
         describe=describer(plan, sequence_length=job.train.sequence_length),
         observers=build_observers(worker, job),
+        requests=Requests(signal_number=worker.signal_number, run_dir=worker.run_dir if worker.rank == 0 else None),
     )
     return trainer, position
 

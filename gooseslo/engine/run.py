@@ -11,8 +11,9 @@ from typing import TextIO
 import torch
 
 from gooseslo.engine.build import build_trainer
-from gooseslo.engine.checkpoint.folders import find_latest
-from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
+from gooseslo.engine.checkpoint.folders import clean_up, find_latest, read_state
+from gooseslo.engine.interrupt import Interrupted
+from gooseslo.engine.launcher import LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.preflight import num_devices
 from gooseslo.engine.report import summary
@@ -66,7 +67,8 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
         _say(console, job, f"{folder.path}\n{plan}")
         launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
     except Interrupted as error:
-        error.add_hint(_how_to_go_on(folder.path, overrides))
+        clean_up(folder.checkpoints)
+        error.say(_how_to_go_on(folder.path, overrides, saved=error.stopped))
         raise
     finally:
         folder.close()
@@ -87,19 +89,24 @@ def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:
     )
 
 
-def _how_to_go_on(run_dir: Path, overrides: list[str]) -> str:
-    """The command that continues the run, to be pasted into a shell."""
-    kept = [override for override in overrides if not override.startswith(("run.name=", "run.dir="))]
+def _how_to_go_on(run_dir: Path, overrides: list[str], *, saved: bool) -> str:
+    """Where the run stands, and the command that continues it, to be pasted into a shell."""
+    replaced = ("run.name=", "run.dir=", "checkpoint.resume=")
+    kept = [override for override in overrides if not override.startswith(replaced)]
     command = shlex.join(["gooseslo", "train", *kept, as_argument("run.dir", str(run_dir))])
     latest = find_latest(run_dir)
-    where = f"its newest checkpoint is {latest.name}" if latest else "it has no checkpoint yet"
-    return f"{run_dir}: {where}; go on with\n  {command}"
+    step = latest and read_state(latest)["step"]
+    done = f": saved step {step}" if saved else ""
+    where = "" if saved else f" (newest checkpoint: step {step})" if latest else " (no checkpoint yet)"
+    return f"{done}\nrun folder: {run_dir}{where}\nresume: {command}"
 
 
 def train_worker(worker: Worker, job: TrainJob, plan: Plan, data: RunData, start: Path | None) -> None:
     """One rank's run, from `start` (a step folder) or from random weights; collective over all workers."""
     trainer, position = build_trainer(worker, job, plan, data, start=start)
+    worker.begin_training()
     trainer.fit(position)
+    worker.end_training(trainer.stop_signal)
 
 
 def _say(console: TextIO, job: TrainJob, message: str) -> None:
