@@ -34,6 +34,7 @@ _STATES = {
     "t": "was held by a debugger",
     "D": "hung in the kernel (a disk or a device does not answer)",
 }
+_ABSENT = "did not come to the collective that the others waited in"
 _SUMMARY_CHARACTERS = 160
 _OF_THE_PROGRAM = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
@@ -67,8 +68,8 @@ class Failure:
 
     def ending(self) -> str:
         """How the process ended, in words."""
-        if self.missing:
-            return f"did not come to the collective that the others waited in: {self.message}"
+        if not self.type_name and self.message:
+            return self.message
         if self.signal is None:
             return f"failed with exit code {self.exit_code}"
         hint = "; if nobody sent it, the machine ran out of memory" if self.signal is signal.SIGKILL else ""
@@ -106,7 +107,7 @@ def left_behind(frame: FrameType, rank: int) -> Failure:
     return Failure(
         rank=rank,
         exit_code=1,
-        message="where it was stands above",
+        message=f"{_ABSENT}: where it was stands above",
         text="Where it was (most recent call last):\n" + "".join(traceback.format_list(stack)),
         in_collective=any(_OF_TORCH_DISTRIBUTED in call.filename for call in stack),
         missing=True,
@@ -116,8 +117,14 @@ def left_behind(frame: FrameType, rank: int) -> Failure:
 
 def silent(rank: int, state: str) -> Failure:
     """What is known of a rank that had to be killed; `state` is the kernel's letter for what its process did."""
-    message = f"its process {_STATES.get(state, 'did not react to anything')}"
+    message = f"{_ABSENT}: its process {_STATES.get(state, 'did not react to anything')}"
     return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, missing=True, at=time.monotonic())
+
+
+def vanished(rank: int) -> Failure:
+    """A rank whose process is gone without a word, seen by one that is not its parent."""
+    message = "is gone without a word, as a killed process is; if nobody killed it, the machine ran out of memory"
+    return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, at=time.monotonic())
 
 
 def is_of_a_collective(error: BaseException) -> bool:

@@ -50,13 +50,18 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Turn the first signal into Interrupted, so that half-made files are removed on the way out."""
+    """Turn a signal into Interrupted, with what was half made removed on the way out."""
+    received = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number)
+        received.append(number)
+        raise KeyboardInterrupt  # which nobody takes for an error to be dealt with
 
-    with handled(interrupt):
-        yield
+    try:
+        with handled(interrupt):
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted(received[0] if received else signal.SIGINT) from None
 
 
 class SignalWatch:

@@ -37,24 +37,27 @@ class Place:
 def find_place(environment: Mapping[str, str]) -> Place | None:
     """The place that the environment gives this process; None where nobody but the user started it.
 
-    A batch script of SLURM is no step, and a step of one task has nobody to be adopted with: in both, `gooseslo train`
-    starts its own workers. ConfigError for a number that is none.
+    In a batch script of SLURM, and in a step of one task, `gooseslo train` starts its own workers. ConfigError for a
+    number that is none.
     """
     try:
         return _of_torchrun(environment) or _of_srun(environment)
     except ValueError as error:
         rule = f"the environment of this rank cannot be read: {error}"
-        raise ConfigError(Fault(key="launcher", rule=rule, way_out="launcher=local needs no such variables")) from None
+        raise ConfigError(Fault(key="launcher", rule=rule, way_out="unset what launches ranks, such as RANK")) from None
 
 
 def check_launcher(launcher: str, place: Place | None) -> None:
-    """Refuse a launcher that is to adopt ranks where none were started, or others did. `local` adopts what it finds."""
+    """Refuse a launcher that insists on ranks to adopt where nobody started any, or somebody else did.
+
+    `local` adopts what it finds.
+    """
     if launcher == "local" or (place is not None and place.starter == launcher):
         return
     start = {"torchrun": "torchrun --nproc-per-node=N -m gooseslo train ...", "slurm": "srun -n N gooseslo train ..."}
-    names = _OF_TORCHRUN if launcher == "torchrun" else _OF_SRUN
-    found = f"; this rank was started by {place.starter}" if place else ""
-    rule = f"adopts ranks that are started already, and the environment does not name one ({', '.join(names)}){found}"
+    names = ", ".join(_OF_TORCHRUN if launcher == "torchrun" else _OF_SRUN)
+    found = f"{place.starter} started these" if place else f"there are none (the environment lacks some of {names})"
+    rule = f"adopts ranks that {launcher} started, and {found}"
     way_out = f"{start[launcher]}, or launcher=local"
     raise ConfigError(Fault(key="launcher", value=launcher, rule=rule, way_out=way_out))
 
@@ -81,9 +84,8 @@ def _of_srun(environment: Mapping[str, str]) -> Place | None:
     num_tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1)
     if any(not environment.get(name) for name in _OF_SRUN) or num_tasks == 1:
         return None
-    nodes = next(
-        environment[name] for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST") if name in environment
-    )
+    lists = (environment.get(name) for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+    nodes = next(filter(None, lists), "")
     job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     port = _FIRST_PORT + (job + 97 * step) % _PORTS  # steps of one job may run side by side
     tasks_here = environment.get("SLURM_NTASKS_PER_NODE") or environment.get("SLURM_STEP_TASKS_PER_NODE") or num_tasks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -27,10 +28,20 @@ from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.quoting import as_argument
 
 
-def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: TextIO = sys.stdout) -> int:
+def train(
+    job: TrainJob,
+    *,
+    composed: TrainJob | None = None,
+    overrides: list[str],
+    cache_dir: Path,
+    console: TextIO = sys.stdout,
+    launch: Callable[..., None] = launch,
+) -> int:
     """Run the job to its end and say where it stands; the exit code.
 
-    The job has passed `preflight`; what else is wrong with it is raised before the run folder is made.
+    The job has passed `preflight`; what else is wrong with it is raised before the run folder is made. `launch`
+    brings the workers to their work; `composed` is the job as the user gave it, where ranks that were started already
+    have settled its size.
     """
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
     plan = make_plan(job, num_devices=num_devices(job))
@@ -59,7 +70,7 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
         if find_start(job) != start:
             raise ConfigError(Fault(key="run.name", value=folder.path.name, rule="another run of this name went on"))
         folder.describe(
-            config_yaml=dump_yaml(job),
+            config_yaml=dump_yaml(composed or job),
             overrides=overrides,
             plan=str(plan),
             environment=describe_environment(sys.argv, now),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
 from gooseslo.engine import failure, roster
+from gooseslo.engine.roster import Member
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 6.0
@@ -60,11 +62,17 @@ class Watchdog:
                 return
 
     def _end(self) -> None:
-        left = {member: member.state() for member in roster.members(self._folder)}
-        left = {member: state for member, state in left.items() if state}
-        for member in left:
-            member.send(signal.SIGUSR1)  # show where it is, in its log
-        self._over.wait(_DUMP_SECONDS)
-        for member, state in left.items():
-            self.silent[member.rank] = state
-            member.send(signal.SIGKILL)
+        self.silent = end(roster.members(self._folder))
+
+
+def end(members: Iterable[Member]) -> dict[int, str]:
+    """Kill these of the workers that still live; gives by rank what each did, as the kernel's letter."""
+    left = {member: member.state() for member in members if member.is_local}
+    left = {member: state for member, state in left.items() if state}
+    for member in left:
+        member.send(signal.SIGUSR1)  # show where it is, in its log
+    if left:
+        time.sleep(_DUMP_SECONDS)
+    for member in left:
+        member.send(signal.SIGKILL)
+    return {member.rank: state for member, state in left.items()}

@@ -72,11 +72,17 @@ class WorkerSetup:
 class Duties:
     """What a worker owes the launch around its run: to be on the roster, to hear signals, to end with its peers."""
 
-    def __init__(self, rank: int, folder: Path):
-        self.rank, self.folder = rank, folder
+    def __init__(self, rank: int, folder: Path | None = None):
+        """`folder`: the launch's own; None until the rank is told."""
+        self.rank, self._folder = rank, folder
         self.watch = SignalWatch(self._on_signal)
         self.stopped_by = 0
         self._failing = False
+
+    @property
+    def folder(self) -> Path:
+        assert self._folder is not None, "the rank has no launch yet"
+        return self._folder
 
     def begin(self) -> None:
         """Sign in, and take the signals of the process; in the main thread, once the output is where it belongs."""
@@ -144,20 +150,37 @@ def run_worker(setup: WorkerSetup, main: Callable[..., None], args: tuple[Any, .
     rank = int(os.environ["RANK"])
     die_with(setup.parent_pid)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    console = _redirect(log_path(setup.run_dir, rank), keep_console=rank == 0)
+    console = redirect(log_path(setup.run_dir, rank), keep_console=rank == 0)
     duties = Duties(rank, setup.failure_dir)
     duties.begin()
     _await_all_started(setup.failure_dir)
     try:
-        worker = _enter_world(setup, duties, console)
-        main(worker, *args)
-        dist.barrier()  # nobody leaves while another is still receiving
-        dist.destroy_process_group()
-        duties.end()
+        run_main(setup, duties, main, args, local_rank=int(os.environ["LOCAL_RANK"]), console=console)
     except BaseException as error:  # whatever it is, the launcher must learn of it
         os._exit(duties.fail(error).exit_code)
     if console is not None:
         console.close()
+
+
+def run_main(
+    setup: WorkerSetup,
+    duties: Duties,
+    main: Callable[..., None],
+    args: tuple[Any, ...],
+    *,
+    local_rank: int,
+    console: TextIO | None,
+    **meeting: Any,
+) -> None:
+    """Meet the other ranks, call `main(worker, *args)`, part from them. Collective.
+
+    `meeting`: store, rank and world size for `init_process_group`, where the environment does not give them.
+    """
+    worker = _enter_world(setup, duties, local_rank, console, meeting)
+    main(worker, *args)
+    dist.barrier()  # nobody leaves while another is still receiving
+    dist.destroy_process_group()
+    duties.end()
 
 
 def die_with(parent_pid: int) -> None:
@@ -167,7 +190,7 @@ def die_with(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _redirect(path: Path, *, keep_console: bool) -> TextIO | None:
+def redirect(path: Path, *, keep_console: bool) -> TextIO | None:
     """Send this process's output, of C++ code too, to its log; return the old standard output where it is kept."""
     console = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="replace") if keep_console else None
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -191,17 +214,19 @@ def _await_all_started(folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _enter_world(setup: WorkerSetup, duties: Duties, console: TextIO | None) -> Worker:
-    local_rank = int(os.environ["LOCAL_RANK"])
+def _enter_world(
+    setup: WorkerSetup, duties: Duties, local_rank: int, console: TextIO | None, meeting: dict[str, Any]
+) -> Worker:
     timeout = datetime.timedelta(seconds=setup.timeout_seconds)
     torch.set_num_threads(setup.num_threads)
     if setup.device == "cuda":
-        device = torch.device("cuda", local_rank)
+        # Where the starter shows each rank its own device alone, that is number 0.
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=device, **meeting)
     else:
         device = torch.device("cpu")
-        dist.init_process_group("gloo", timeout=timeout)
+        dist.init_process_group("gloo", timeout=timeout, **meeting)
     return Worker(
         rank=duties.rank,
         local_rank=local_rank,
