@@ -102,8 +102,10 @@ def describe(error: BaseException, rank: int, *, interrupted_by: int = 0) -> Fai
 
 
 def left_behind(frame: FrameType, rank: int) -> Failure:
-    """What a rank that is ended for another's failure leaves: where its main thread was."""
+    """What a rank that is ended for another's failure leaves: where its main thread was, below `run_main`."""
     stack = traceback.extract_stack(frame)
+    begun = [index for index, call in enumerate(stack) if call.name == "run_main"]
+    stack = traceback.StackSummary.from_list(stack[begun[-1] + 1 :] if begun else stack)  # above are launcher and agent
     return Failure(
         rank=rank,
         exit_code=1,

@@ -13,7 +13,7 @@ from gooseslo.engine import failure, roster
 from gooseslo.engine.roster import Member
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 6.0
+_GRACE_SECONDS = 5.0
 """From the first failure to the end of all; more than a worker holds back that failed in a collective."""
 _DUMP_SECONDS = 0.5
 
