@@ -63,7 +63,7 @@ def train(flags: Flags, args: list[str]) -> int:
 
         def run(leader: Any) -> int:
             job = _compose(flags, place)
-            return _run(leader.sized(job), args, composed=job, launch=leader.launch)
+            return _run(leader.sized(job), args, composed=job, launch=leader.launch, command=leader.command)
 
         return lead(place, run, report)
 

@@ -94,12 +94,20 @@ class Leader:
             self._tell(work)
             _take_part(self._place, self._meet(), work, duties)
 
-    def dismiss(self, exit_code: int) -> None:
+    @property
+    def command(self) -> list[str]:
+        """What starts a run the way this one was."""
+        place = self._place
+        if place.starter == "slurm":
+            return ["srun", "-n", str(place.world_size), "gooseslo", "train"]
+        return ["torchrun", f"--nproc-per-node={place.local_size}", "-m", "gooseslo", "train"]
+
+    def dismiss(self, exit_code: int, *, wait: bool = True) -> None:
         """Have the others end with this exit code, unless they have work; waits until they have heard it."""
         if self._told:
             return
         self._tell(exit_code)
-        deadline = time.monotonic() + _HEAR_SECONDS
+        deadline = time.monotonic() + (_HEAR_SECONDS if wait else 0)
         while self._meet().add(_HEARD, 0) < self._place.world_size - 1 and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
@@ -124,6 +132,9 @@ def lead(place: Place, run: Callable[[Leader], int], report: Callable[[GooseErro
         with contextlib.suppress(dist.DistError):
             leader.dismiss(error.exit_code)
         _leave(error.exit_code)
+    except KeyboardInterrupt:  # the others have had the signal as well
+        leader.dismiss(1, wait=False)
+        raise
     except BaseException:
         leader.dismiss(1)
         raise

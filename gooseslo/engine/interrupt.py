@@ -40,7 +40,7 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, handler) for number in _heard()}
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ class SignalWatch:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in STOP_SIGNALS:
+        for number in _heard():
             signal.signal(number, _leave_it_to_the_thread)
             signal.siginterrupt(number, False)  # no system call of C++ code fails for it
         threading.Thread(target=self._run, args=(reader,), name="signals", daemon=True).start()
@@ -100,6 +100,12 @@ class SignalWatch:
         self._on_signal(number, again)
         # Last, so that the loop does not see a signal on which the process is to end at once.
         self.number = self.number or number
+
+
+def _heard() -> list[signal.Signals]:
+    """The stop signals; without SIGHUP under nohup, which has it ignored."""
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (deaf and number is signal.SIGHUP)]
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:

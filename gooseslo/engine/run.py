@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -36,12 +36,13 @@ def train(
     cache_dir: Path,
     console: TextIO = sys.stdout,
     launch: Callable[..., None] = launch,
+    command: Sequence[str] = ("gooseslo", "train"),
 ) -> int:
     """Run the job to its end and say where it stands; the exit code.
 
     The job has passed `preflight`; what else is wrong with it is raised before the run folder is made. `launch`
-    brings the workers to their work; `composed` is the job as the user gave it, where ranks that were started already
-    have settled its size.
+    brings the workers to their work; for ranks that were started already, `composed` is the job as the user gave it,
+    before their number settled its size, and `command` what starts them.
     """
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
     plan = make_plan(job, num_devices=num_devices(job))
@@ -79,7 +80,7 @@ def train(
         launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
     except Interrupted as error:
         clean_up(folder.checkpoints)
-        error.say(_how_to_go_on(folder.path, overrides, saved=error.stopped))
+        error.say(_how_to_go_on(folder.path, [*command, *overrides], saved=error.stopped))
         raise
     finally:
         folder.close()
@@ -100,16 +101,16 @@ def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:
     )
 
 
-def _how_to_go_on(run_dir: Path, overrides: list[str], *, saved: bool) -> str:
+def _how_to_go_on(run_dir: Path, command: list[str], *, saved: bool) -> str:
     """Where the run stands, and the command that continues it, to be pasted into a shell."""
     replaced = ("run.name=", "run.dir=", "checkpoint.resume=")
-    kept = [override for override in overrides if not override.startswith(replaced)]
-    command = shlex.join(["gooseslo", "train", *kept, as_argument("run.dir", str(run_dir))])
+    kept = [word for word in command if not word.startswith(replaced)]
+    resume = shlex.join([*kept, as_argument("run.dir", str(run_dir))])
     latest = find_latest(run_dir)
     step = latest and read_state(latest)["step"]
     done = f": saved step {step}" if saved else ""
     where = "" if saved else f" (newest checkpoint: step {step})" if latest else " (no checkpoint yet)"
-    return f"{done}\nrun folder: {run_dir}{where}\nresume: {command}"
+    return f"{done}\nrun folder: {run_dir}{where}\nresume: {resume}"
 
 
 def train_worker(worker: Worker, job: TrainJob, plan: Plan, data: RunData, start: Path | None) -> None:

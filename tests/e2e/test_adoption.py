@@ -70,7 +70,9 @@ def test_a_signal_to_all_tasks_saves_and_only_rank_0_speaks_and_reads_the_config
     codes, out, error = ends(ranks)
     assert codes == [143, 143], error
     step = len(shell.losses("run"))
-    assert error[0].startswith(f"interrupted by SIGTERM: saved step {step}\nrun folder: runs/run\nresume: gooseslo ")
+    assert error[0].startswith(
+        f"interrupted by SIGTERM: saved step {step}\nrun folder: runs/run\nresume: srun -n 2 gooseslo train "
+    )
     assert f"step {step}: saved" in out[0] and (out[1], error[1]) == ("", "")
     run = shell.folder / "runs" / "run"
     assert (run / "checkpoints" / f"step-{step:08}" / "manifest.json").exists()

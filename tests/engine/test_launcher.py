@@ -184,8 +184,11 @@ def test_workers_that_do_not_end_after_a_signal_are_killed(start, tmp_path):
 
 
 def test_a_second_signal_ends_all_at_once_and_the_same_one_twice_does_not(start, tmp_path):
-    process = start("train_deaf", 2, shutdown_seconds=60)
+    nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    process = start("train_deaf", 2, shutdown_seconds=60, **nohup)
     wait_for_workers(tmp_path / "run", 2)
+    os.killpg(process.pid, signal.SIGHUP)
+    time.sleep(0.7)  # had it counted, the next signal would be the second
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)  # as a terminal and `timeout` both do
