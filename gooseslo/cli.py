@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,6 +26,9 @@ Trains stock Hugging Face transformers over a tensor x pipeline x data mesh.
   gooseslo VERB --help       its keys, their types and defaults
 """
 
+LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
+"""What DeepSpeed's launcher puts before the arguments; the environment says the same."""
+
 FLAGS = ("--help", "--config-file", "--cfg")
 
 
@@ -39,18 +43,48 @@ class Flags:
 
 
 def train(flags: Flags, args: list[str]) -> int:
-    """Spawn the workers, build the mesh, train, checkpoint."""
+    """Spawn the workers, build the mesh, train, checkpoint; adopts ranks that a launcher started."""
+    from gooseslo.engine.interrupt import raised
+    from gooseslo.engine.place import find_place
+
+    place = find_place(os.environ)
+    if place is not None and place.rank != 0:
+        if flags.show_config:
+            return 0
+        from gooseslo.engine.adopt import follow
+
+        return follow(place, report)
+    if flags.show_config:
+        return _show(_compose(flags, place))
+    with raised():
+        if place is None:
+            return _run(_compose(flags, place), args)
+        from gooseslo.engine.adopt import lead
+
+        def run(leader: Any) -> int:
+            job = _compose(flags, place)
+            return _run(leader.sized(job), args, composed=job, launch=leader.launch, command=leader.command)
+
+        return lead(place, run, report)
+
+
+def _compose(flags: Flags, place: Any) -> Any:
+    from gooseslo.engine.place import check_launcher
     from gooseslo.schema.compose import compose_train
 
     job = compose_train(flags.overrides, config_file=flags.config_file, check_further=_check_against_model)
-    if flags.show_config:
-        return _show(job)
+    if not flags.show_config:
+        check_launcher(job.launcher.name, place)
+    return job
+
+
+def _run(job: Any, args: list[str], **options: Any) -> int:
     from gooseslo.engine.preflight import preflight
 
     preflight(job)  # before the run imports model classes, which takes seconds
     from gooseslo.engine.run import train as run
 
-    exit_code: int = run(job, overrides=args, cache_dir=cache_folder())
+    exit_code: int = run(job, overrides=args, cache_dir=cache_folder(), **options)
     return exit_code
 
 
@@ -128,10 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(args)
     except GooseError as error:
-        if os.environ.get("GOOSESLO_DEBUG") == "1":
-            traceback.print_exception(error)
-        else:
-            sys.stderr.write(f"{error}\n")
+        report(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -139,6 +170,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone (`gooseslo train --help | head`); nothing is left to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def report(error: GooseError) -> None:
+    """Show an error to the user."""
+    if os.environ.get("GOOSESLO_DEBUG") == "1":
+        traceback.print_exception(error)
+    else:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
 
 
 def _dispatch(args: list[str]) -> int:
@@ -149,7 +189,7 @@ def _dispatch(args: list[str]) -> int:
     if args[0] == "--version":
         sys.stdout.write(f"gooseslo {__version__}\n")
         return 0
-    name, *rest = args
+    name, *rest = [arg for arg in args if not LOCAL_RANK.fullmatch(arg)]
     if name not in VERBS:
         closest = difflib.get_close_matches(name, VERBS, n=1)
         way_out = f"nearest: {closest[0]}" if closest else f"verbs: {', '.join(VERBS)}"
@@ -206,3 +246,7 @@ def _show_help(name: str) -> int:
     usage = f"usage: gooseslo {name} [key=value ...] [--config-file FILE] [--cfg job]"
     sys.stdout.write(f"{usage}\n\n{verb.run.__doc__}\n\n{job_help(getattr(groups, verb.job))}\n")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

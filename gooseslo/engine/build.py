@@ -26,6 +26,7 @@ from gooseslo.engine.optimizer import build_optimizer, optimizer_tensors, set_up
 from gooseslo.engine.plan import Plan
 from gooseslo.engine.precision import CastStage, Masters
 from gooseslo.engine.report import Reporter
+from gooseslo.engine.requests import Requests
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
@@ -70,6 +71,7 @@ def build_trainer(
         save=build_saver(worker, job, plan, data, train_step, optimizer, observers),
         describe=describer(plan, sequence_length=job.train.sequence_length),
         observers=observers,
+        requests=Requests(signal_number=worker.signal_number, run_dir=worker.run_dir if worker.rank == 0 else None),
     )
     return trainer, position
 

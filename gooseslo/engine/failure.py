@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
 import textwrap
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from gooseslo import errors
 from gooseslo.engine.run_folder import write_atomically
@@ -25,6 +27,14 @@ from gooseslo.errors import GooseError, PeerSaveError, WorkerError
 _CONNECTION = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|gloo|nccl|tcpstore|socket", re.IGNORECASE
 )
+_TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_OF_TORCH_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
+_STATES = {
+    "T": "was stopped (by SIGSTOP, say)",
+    "t": "was held by a debugger",
+    "D": "hung in the kernel (a disk or a device does not answer)",
+}
+_ABSENT = "did not come to the collective that the others waited in"
 _SUMMARY_CHARACTERS = 160
 _OF_THE_PROGRAM = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
@@ -43,6 +53,12 @@ class Failure:
     """It failed while it waited for other ranks, so that another rank may be the cause."""
     user_error: bool = False
     """A GooseError about what the user gave: its message is all that the user needs."""
+    timed_out: bool = False
+    """It failed because other ranks did not come to a collective in time."""
+    missing: bool = False
+    """It did not fail but was ended because others had; `text` is where it was, if it could still say so."""
+    interrupted_by: int = 0
+    """The signal that had asked the rank to save and stop; 0: none."""
     at: float = 0.0
     """Monotonic clock of the machine, seconds."""
 
@@ -52,6 +68,8 @@ class Failure:
 
     def ending(self) -> str:
         """How the process ended, in words."""
+        if not self.type_name and self.message:
+            return self.message
         if self.signal is None:
             return f"failed with exit code {self.exit_code}"
         hint = "; if nobody sent it, the machine ran out of memory" if self.signal is signal.SIGKILL else ""
@@ -65,30 +83,65 @@ class Failure:
         return textwrap.shorten(f"{self.type_name}: {first_line}", _SUMMARY_CHARACTERS, placeholder=" ...")
 
 
-def describe(error: BaseException, rank: int) -> Failure:
+def describe(error: BaseException, rank: int, *, interrupted_by: int = 0) -> Failure:
     """The failure that an exception in a worker's main function is."""
     user_error = isinstance(error, GooseError) and error.exit_code == 2
+    in_collective = isinstance(error, PeerSaveError) or (not user_error and is_of_a_collective(error))
     return Failure(
         rank=rank,
         exit_code=error.exit_code if isinstance(error, GooseError) else 1,
         type_name=type(error).__name__,
         message=str(error),
         text="".join(traceback.format_exception(error)),
-        in_collective=isinstance(error, PeerSaveError) or (not user_error and is_of_a_collective(error)),
+        in_collective=in_collective,
         user_error=user_error,
+        timed_out=in_collective and _TIMEOUT.search("".join(map(str, _chain(error)))) is not None,
+        interrupted_by=interrupted_by,
         at=time.monotonic(),
     )
 
 
+def left_behind(frame: FrameType, rank: int) -> Failure:
+    """What a rank that is ended for another's failure leaves: where its main thread was, below `run_main`."""
+    stack = traceback.extract_stack(frame)
+    begun = [index for index, call in enumerate(stack) if call.name == "run_main"]
+    stack = traceback.StackSummary.from_list(stack[begun[-1] + 1 :] if begun else stack)  # above are launcher and agent
+    return Failure(
+        rank=rank,
+        exit_code=1,
+        message=f"{_ABSENT}: where it was stands above",
+        text="Where it was (most recent call last):\n" + "".join(traceback.format_list(stack)),
+        in_collective=any(_OF_TORCH_DISTRIBUTED in call.filename for call in stack),
+        missing=True,
+        at=time.monotonic(),
+    )
+
+
+def silent(rank: int, state: str) -> Failure:
+    """What is known of a rank that had to be killed; `state` is the kernel's letter for what its process did."""
+    message = f"{_ABSENT}: its process {_STATES.get(state, 'did not react to anything')}"
+    return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, missing=True, at=time.monotonic())
+
+
+def vanished(rank: int) -> Failure:
+    """A rank whose process is gone without a word, seen by one that is not its parent."""
+    message = "is gone without a word, as a killed process is; if nobody killed it, the machine ran out of memory"
+    return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, at=time.monotonic())
+
+
 def is_of_a_collective(error: BaseException) -> bool:
     """Whether the exception, or one it came from, is what a rank meets when another rank is gone or late."""
+    # torch.distributed's own errors are RuntimeErrors too, and gloo has no class of its own
+    kinds = (RuntimeError, ConnectionError)
+    return any(isinstance(seen, kinds) and _CONNECTION.search(str(seen)) for seen in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and those it came from."""
     seen: BaseException | None = error
     while seen is not None:
-        # torch.distributed's own errors are RuntimeErrors too, and gloo has no class of its own
-        if isinstance(seen, (RuntimeError, ConnectionError)) and _CONNECTION.search(str(seen)):
-            return True
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def write(failure: Failure, folder: Path) -> None:
@@ -106,13 +159,17 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     """The failure that the others follow from.
 
     A kill from outside comes first, then the earliest exception of a rank's own, then a crash (the survivors of a
-    failure may abort), and a failed collective only where there is nothing else.
+    failure may abort). Where ranks only waited in vain, it is the one they waited for: of those that did not fail
+    themselves, one that could say nothing at all, or was elsewhere than in a collective.
     """
+    waited_in_vain = any(failure.timed_out for failure in failures)
 
     def order(failure: Failure) -> tuple[int, float]:
+        if failure.missing:
+            return (6 if not waited_in_vain or failure.in_collective else 4 if failure.text else 3), failure.at
         if failure.signal is not None:
             return (2 if failure.signal in _OF_THE_PROGRAM else 0), failure.at
-        return (3 if failure.in_collective else 1), failure.at
+        return (5 if failure.in_collective else 1), failure.at
 
     return min(failures, key=order)
 
@@ -126,9 +183,10 @@ def to_error(failures: Sequence[Failure], *, coordinates: Sequence[str], logs: M
     if cause.user_error:
         return _user_error(cause)
     parts = []
-    others = [failure for failure in sorted(failures, key=lambda failure: failure.rank) if failure is not cause]
+    others = [other for other in failures if other is not cause and not other.missing]
     if others:
-        parts.append("failed after it, as a consequence:")
+        parts.append("waited for it in vain:" if cause.missing else "failed after it, as a consequence:")
+        others.sort(key=lambda failure: failure.rank)
         parts += [f"  rank {failure.rank} ({coordinates[failure.rank]}): {failure.summary()}" for failure in others]
     parts.append("logs:")
     parts += [f"  rank {rank}: {path}" for rank, path in logs.items()]

@@ -14,10 +14,9 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,28 +26,17 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from gooseslo.engine import failure
+from gooseslo.engine import failure, roster
 from gooseslo.engine.failure import Failure
+from gooseslo.engine.interrupt import SAME_SIGNAL_SECONDS, Interrupted, handled
+from gooseslo.engine.watchdog import Watchdog
 from gooseslo.engine.worker import WorkerSetup, log_path, run_worker
 from gooseslo.errors import GooseError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _MONITOR_SECONDS = 0.1
 _AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing.spawn")
+_AGENT_SIGNALS = "SIGQUIT"  # ends all at once; what the others mean is ours to say
 _SHOW_CURSOR = "\x1b[?25h"
-
-
-class Interrupted(GooseError):  # noqa: N818  (nothing is wrong)
-    """The run was ended from outside by a signal to the parent; the exit code is the shell's for that signal."""
-
-    def __init__(self, number: int):
-        self.signal = signal.Signals(number)
-        self.exit_code = 128 + number
-        super().__init__(f"interrupted by {self.signal.name}")
-
-    def add_hint(self, hint: str) -> None:
-        """Say more to the user, below the message."""
-        self.args = (f"{self}\n{hint}",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +52,18 @@ class LaunchSpec:
     deterministic: bool = False
     """Workers compute with operations that give the same bits every time."""
 
+    def worker_setup(self, scratch: Path, *, workers_here: int, parent_pid: int) -> WorkerSetup:
+        """What each worker is told; `scratch` is the launch's own folder, `workers_here` share this machine's cores."""
+        return WorkerSetup(
+            run_dir=self.run_dir,
+            failure_dir=scratch,
+            device=self.device,
+            num_threads=_threads_per_worker(workers_here),
+            timeout_seconds=self.timeout_seconds,
+            parent_pid=parent_pid,
+            deterministic=self.deterministic,
+        )
+
 
 def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
     """Call `main(worker, *args)` in every worker and return when all are done.
@@ -76,29 +76,70 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
     run_dir = spec.run_dir
     run_dir.joinpath("logs").mkdir(parents=True, exist_ok=True)
     scratch = run_dir / f".launch-{os.getpid()}"
-    setup = WorkerSetup(
-        run_dir=run_dir,
-        failure_dir=scratch,
-        device=spec.device,
-        num_threads=_threads_per_worker(spec.num_workers),
-        timeout_seconds=spec.timeout_seconds,
-        parent_pid=os.getpid(),
-        deterministic=spec.deterministic,
-    )
+    setup = spec.worker_setup(scratch, workers_here=spec.num_workers, parent_pid=os.getpid())
+    watchdog = Watchdog(scratch)
+    interruption = _Interruption(spec, watchdog, scratch)
     try:
-        with _signals_raise(), _scratch_folder(scratch), _agent_log(run_dir), _no_child_left(), _frozen_objects():
+        with (
+            handled(interruption.on_signal),
+            scratch_folder(scratch),
+            _agent_log(run_dir),
+            _no_child_left(),
+            _frozen_objects(),
+            watchdog,
+        ):
             sys.stdout.flush()  # else a forked worker writes the same text again
             sys.stderr.flush()
             try:
                 elastic_launch(_launch_config(spec, scratch), run_worker)(setup, main, args)
             except ChildFailedError as error:
-                logs = {rank: log_path(spec.run_dir, rank) for rank in range(spec.num_workers)}
-                failures = _all_failures(error, scratch)
-                raise failure.to_error(failures, coordinates=spec.coordinates, logs=logs) from None
+                raise interruption.or_else(_all_failures(error, scratch, watchdog.silent)) from None
+            if stopped_by := roster.stopped_by(scratch):
+                raise Interrupted(interruption.number or stopped_by, stopped=True)
     except SignalException as error:
         raise Interrupted(error.sigval) from None
     finally:
         _free_terminal(failed=sys.exc_info()[0] is not None)
+
+
+class _Interruption:
+    """What signals to the parent do: the first asks workers that train to save and stop, the next ends them at once."""
+
+    def __init__(self, spec: LaunchSpec, watchdog: Watchdog, scratch: Path):
+        self.number = 0
+        self._spec, self._watchdog, self._scratch = spec, watchdog, scratch
+        self._parent, self._first_at, self._reason = os.getpid(), 0.0, ""
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Handler of the parent's signals; workers inherit it and have their own soon after their start."""
+        if os.getpid() != self._parent:
+            os._exit(128 + number)
+        now = time.monotonic()
+        if not self.number:
+            self.number, self._first_at = number, now
+            if roster.is_training(self._scratch):
+                seconds = self._spec.shutdown_seconds
+                self._reason = f"not all workers could save and end within launcher.shutdown_seconds={seconds}"
+                self._watchdog.allow(seconds)
+                self._watchdog.tell(number)
+                return
+        elif now - self._first_at < SAME_SIGNAL_SECONDS:
+            return
+        else:
+            self._reason = "the second signal ended it at once"
+        self._watchdog.tell(signal.SIGKILL)
+        raise Interrupted(self.number, reason=self._reason)
+
+    def or_else(self, failures: list[Failure]) -> GooseError:
+        """The error to raise where workers failed: Interrupted where that happened on the way out."""
+        interrupted_by = self.number or max(found.interrupted_by for found in failures)
+        logs = {rank: log_path(self._spec.run_dir, rank) for rank in range(self._spec.num_workers)}
+        if not interrupted_by:
+            return failure.to_error(failures, coordinates=self._spec.coordinates, logs=logs)
+        cause = failure.root_cause(failures)
+        killed = self._reason and self._watchdog.silent and (cause.missing or cause.in_collective)
+        reason = self._reason if killed else f"not saved: rank {cause.rank}: {cause.summary()}"
+        return Interrupted(interrupted_by, reason=reason)
 
 
 @contextlib.contextmanager
@@ -126,15 +167,17 @@ def _launch_config(spec: LaunchSpec, scratch: Path) -> LaunchConfig:
         start_method="spawn" if spec.device == "cuda" else "fork",
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "agent")),
         shutdown_timeout=spec.shutdown_seconds,
+        signals_to_handle=_AGENT_SIGNALS,
     )
 
 
-def _all_failures(error: ChildFailedError, folder: Path) -> list[Failure]:
-    """What workers wrote down, and how the one that the agent saw ended where it could write nothing."""
+def _all_failures(error: ChildFailedError, folder: Path, silent: Mapping[int, str]) -> list[Failure]:
+    """What workers wrote down, how the one that the agent saw ended, and who had to be killed."""
     failures = failure.read_all(folder)
+    for rank, state in silent.items():
+        failures.setdefault(rank, failure.silent(rank, state))
     for rank, seen in error.failures.items():
-        if rank not in failures:
-            failures[rank] = Failure(rank=rank, exit_code=seen.exitcode, at=time.monotonic())
+        failures.setdefault(rank, Failure(rank=rank, exit_code=seen.exitcode, at=time.monotonic()))
     return list(failures.values())
 
 
@@ -147,7 +190,7 @@ def _threads_per_worker(num_workers: int) -> int:
 
 
 @contextlib.contextmanager
-def _scratch_folder(path: Path) -> Iterator[None]:
+def scratch_folder(path: Path) -> Iterator[None]:
     """A folder for what workers and agent write for the launcher; those of launchers that were killed go as well."""
     for old in path.parent.glob(".launch-*"):
         shutil.rmtree(old, ignore_errors=True)
@@ -187,24 +230,6 @@ def _agent_log(run_dir: Path) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.propagate = propagate
         handler.close()
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn signals into Interrupted until the agent has its own handlers, and give the caller's back afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _free_terminal(*, failed: bool) -> None:

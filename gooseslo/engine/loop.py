@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gooseslo.data.loader import EvalLoader, TrainLoader
 from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record
 from gooseslo.engine.optimizer import set_lr
+from gooseslo.engine.requests import Requests
 from gooseslo.engine.step import StepResult, TrainStep
 
 
@@ -65,17 +66,25 @@ class Trainer:
         save: Callable[[Position], Path],
         describe: Callable[[TrainRecord], dict[str, object]],
         observers: list[Observer],
+        requests: Requests | None = None,
     ):
-        """`save` writes a step folder; `describe` completes a train record; `observers` is empty but on rank 0."""
+        """`save` writes a step folder; `describe` completes a train record; `observers` is empty but on rank 0.
+
+        `requests`: what may be asked of the run from outside; None: nothing.
+        """
         self.train_step = train_step
         self.optimizer = optimizer
         self.lr_at = lr_at
         self.train_loader, self.eval_loader = train_loader, eval_loader
         self.settings = settings
         self.save, self.describe, self.observers = save, describe, observers
+        self.requests = requests or Requests()
+        self.stop_signal = 0
+        """The signal on which all ranks stop together; 0: none."""
+        self._save_asked = False
 
     def fit(self, position: Position) -> Position:
-        """Train from `position` to the last step; gives where the run then stands."""
+        """Train from `position` to the last step, or to where the run is asked to stop; gives where it then stands."""
         try:
             return self._fit(position)
         finally:
@@ -85,7 +94,7 @@ class Trainer:
     def _fit(self, position: Position) -> Position:
         settings = self.settings
         skipped_in_a_row = 0
-        while position.step < settings.last_step:
+        while position.step < settings.last_step and not self.stop_signal:
             position, skipped = self._one_step(position)
             skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
             if skipped_in_a_row >= settings.max_skipped_steps:
@@ -94,9 +103,13 @@ class Trainer:
                     f" (train.max_skipped_steps={settings.max_skipped_steps})"
                 )
             at_end = position.step == settings.last_step
+            save_first = self._save_asked or self.stop_signal != 0  # who asks may not wait for an evaluation
+            if save_first:
+                self._save(position)
             if self.eval_loader is not None and (at_end or _is_due(position.step, settings.eval_every)):
                 self._evaluate(position, "valid", self.eval_loader)
-            if (at_end and settings.save_at_end) or _is_due(position.step, settings.save_every):
+            due = (at_end and settings.save_at_end) or _is_due(position.step, settings.save_every)
+            if due and not save_first:
                 self._save(position)
         return position
 
@@ -120,7 +133,9 @@ class Trainer:
         return position, result.skipped
 
     def _report(self, position: Position, result: StepResult, *, lr: float, seconds: float, waited: float) -> None:
-        memory_bytes = self._largest(peak_memory_bytes(self.train_step.device))
+        pending = self.requests.pending()
+        memory_bytes, self.stop_signal, save_asked = self._largest(peak_memory_bytes(self.train_step.device), *pending)
+        self._save_asked = save_asked > 0
         record = TrainRecord(
             step=position.step,
             loss=result.loss,
@@ -147,6 +162,10 @@ class Trainer:
 
     def _save(self, position: Position) -> None:
         folder = self.save(position)
+        if self._save_asked:
+            self.requests.saved()
+        # A signal that came meanwhile is content with what was just saved.
+        self.stop_signal = self.stop_signal or self._largest(self.requests.pending()[0])[0]
         self._observe(lambda: save_record(step=position.step, path=folder))
 
     def _observe(self, record: Callable[[], dict[str, object]]) -> None:
@@ -155,13 +174,13 @@ class Trainer:
             for observer in self.observers:
                 observer(line)
 
-    def _largest(self, value: int) -> int:
-        """The maximum over all ranks."""
+    def _largest(self, *values: int) -> list[int]:
+        """The maximum of each over all ranks."""
         if not dist.is_initialized():
-            return value
-        tensor = torch.tensor(value, device=self.train_step.device)
+            return list(values)
+        tensor = torch.tensor(values, device=self.train_step.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return int(tensor.item())
+        return [int(value) for value in tensor.tolist()]
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
 from gooseslo.engine.build import build_trainer
-from gooseslo.engine.checkpoint.folders import find_latest
-from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
+from gooseslo.engine.checkpoint.folders import clean_up, find_latest, read_state
+from gooseslo.engine.interrupt import Interrupted
+from gooseslo.engine.launcher import LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.preflight import num_devices
 from gooseslo.engine.report import summary
@@ -26,10 +28,21 @@ from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.quoting import as_argument
 
 
-def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: TextIO = sys.stdout) -> int:
+def train(
+    job: TrainJob,
+    *,
+    composed: TrainJob | None = None,
+    overrides: list[str],
+    cache_dir: Path,
+    console: TextIO = sys.stdout,
+    launch: Callable[..., None] = launch,
+    command: Sequence[str] = ("gooseslo", "train"),
+) -> int:
     """Run the job to its end and say where it stands; the exit code.
 
-    The job has passed `preflight`; what else is wrong with it is raised before the run folder is made.
+    The job has passed `preflight`; what else is wrong with it is raised before the run folder is made. `launch`
+    brings the workers to their work; for ranks that were started already, `composed` is the job as the user gave it,
+    before their number settled its size, and `command` what starts them.
     """
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
     plan = make_plan(job, num_devices=num_devices(job))
@@ -58,7 +71,7 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
         if find_start(job) != start:
             raise ConfigError(Fault(key="run.name", value=folder.path.name, rule="another run of this name went on"))
         folder.describe(
-            config_yaml=dump_yaml(job),
+            config_yaml=dump_yaml(composed or job),
             overrides=overrides,
             plan=str(plan),
             environment=describe_environment(sys.argv, now),
@@ -66,7 +79,8 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
         _say(console, job, f"{folder.path}\n{plan}")
         launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
     except Interrupted as error:
-        error.add_hint(_how_to_go_on(folder.path, overrides))
+        clean_up(folder.checkpoints)
+        error.say(_how_to_go_on(folder.path, [*command, *overrides], saved=error.stopped))
         raise
     finally:
         folder.close()
@@ -88,19 +102,24 @@ def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:
     )
 
 
-def _how_to_go_on(run_dir: Path, overrides: list[str]) -> str:
-    """The command that continues the run, to be pasted into a shell."""
-    kept = [override for override in overrides if not override.startswith(("run.name=", "run.dir="))]
-    command = shlex.join(["gooseslo", "train", *kept, as_argument("run.dir", str(run_dir))])
+def _how_to_go_on(run_dir: Path, command: list[str], *, saved: bool) -> str:
+    """Where the run stands, and the command that continues it, to be pasted into a shell."""
+    replaced = ("run.name=", "run.dir=", "checkpoint.resume=")
+    kept = [word for word in command if not word.startswith(replaced)]
+    resume = shlex.join([*kept, as_argument("run.dir", str(run_dir))])
     latest = find_latest(run_dir)
-    where = f"its newest checkpoint is {latest.name}" if latest else "it has no checkpoint yet"
-    return f"{run_dir}: {where}; go on with\n  {command}"
+    step = latest and read_state(latest)["step"]
+    done = f": saved step {step}" if saved else ""
+    where = "" if saved else f" (newest checkpoint: step {step})" if latest else " (no checkpoint yet)"
+    return f"{done}\nrun folder: {run_dir}{where}\nresume: {resume}"
 
 
 def train_worker(worker: Worker, job: TrainJob, plan: Plan, data: RunData, start: Path | None) -> None:
     """One rank's run, from `start` (a step folder) or from random weights; collective over all workers."""
     trainer, position = build_trainer(worker, job, plan, data, start=start)
+    worker.begin_training()
     trainer.fit(position)
+    worker.end_training(trainer.stop_signal)
 
 
 def _say(console: TextIO, job: TrainJob, message: str) -> None:

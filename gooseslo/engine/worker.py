@@ -12,22 +12,23 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import torch
 import torch.distributed as dist
 
-from gooseslo.engine import failure
+from gooseslo.engine import failure, roster
+from gooseslo.engine.interrupt import SignalWatch
 
 _PR_SET_PDEATHSIG = 1
-_HOLD_SECONDS = 3.0
+HOLD_SECONDS = 3.0
 """A worker that failed in a collective waits so long before it ends, so that the launcher sees the cause first."""
 _POLL_SECONDS = 0.005
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,20 @@ class Worker:
     run_dir: Path
     device: torch.device
     console: TextIO | None
+    duties: Duties = field(repr=False)
+
+    def signal_number(self) -> int:
+        """The signal that asks this rank to save and stop; 0: none yet."""
+        return self.duties.watch.number
+
+    def begin_training(self) -> None:
+        """From here on a signal is answered with a save; before, with the end. Collective over all workers."""
+        dist.barrier()
+        self.duties.begin_training()
+
+    def end_training(self, stop_signal: int) -> None:
+        """Say that all ranks stopped on this signal; 0: on none."""
+        self.duties.stopped_by = stop_signal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,42 +70,128 @@ class WorkerSetup:
     deterministic: bool = False
 
 
+class Duties:
+    """What a worker owes the launch around its run: to be on the roster, to hear signals, to end with its peers."""
+
+    def __init__(self, rank: int, folder: Path | None = None):
+        """`folder`: the launch's own; None until the rank is told."""
+        self.rank, self._folder = rank, folder
+        self.watch = SignalWatch(self._on_signal)
+        self.stopped_by = 0
+        self._failing = False
+
+    @property
+    def folder(self) -> Path:
+        assert self._folder is not None, "the rank has no launch yet"
+        return self._folder
+
+    def begin(self) -> None:
+        """Sign in, and take the signals of the process; in the main thread, once the output is where it belongs."""
+        self.watch.start()
+        roster.sign_in(self.folder, self.rank)
+
+    def begin_training(self) -> None:
+        if self.rank == 0:
+            roster.mark_training(self.folder)
+
+    def end(self) -> None:
+        """The work is done."""
+        if self.stopped_by and self.rank == 0:
+            roster.mark_stopped(self.folder, self.stopped_by)
+        roster.sign_out(self.folder, self.rank)
+
+    def fail(self, error: BaseException) -> failure.Failure:
+        """Write the failure down, and leave the launcher time to see another rank's first where that may be the cause.
+
+        The caller ends the process at once: tearing down a world in which ranks are missing can hang.
+        """
+        self._failing = True
+        found = failure.describe(error, self.rank, interrupted_by=self.watch.number)
+        sys.stderr.write(found.text)
+        if found.timed_out:
+            faulthandler.dump_traceback(all_threads=True)
+        failure.write(found, self.folder)
+        if found.in_collective:
+            time.sleep(HOLD_SECONDS)
+        return found
+
+    def _on_signal(self, number: int, again: bool) -> None:
+        """Where a peer failed, this is its launcher ending the others: no save, for a rank is missing.
+
+        Else nothing, for the parent decides what becomes of the run: the loop asks for the number.
+        """
+        if not self._failing and self.has_failed_peer():
+            self.leave_with_peers()
+
+    def has_failed_peer(self) -> bool:
+        others = (member for member in roster.dead(self.folder) if member.rank != self.rank)
+        return any(others) or any(rank != self.rank for rank in failure.read_all(self.folder))
+
+    def leave_with_peers(self) -> None:
+        """End the process because another failed; says where it was, should the others have waited for it."""
+        try:
+            faulthandler.dump_traceback(all_threads=True)
+            frame = sys._current_frames()[threading.main_thread().ident or 0]
+            if self.rank not in failure.read_all(self.folder):
+                failure.write(failure.left_behind(frame, self.rank), self.folder)
+        finally:
+            os._exit(1)
+
+
 def log_path(run_dir: Path, rank: int) -> Path:
     """Where a worker's output goes."""
     return run_dir / "logs" / f"rank-{rank}.log"
 
 
 def run_worker(setup: WorkerSetup, main: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Set the process up, call `main(worker, *args)`, and end. Collective over all workers.
+    """Set a launched process up, call `main(worker, *args)`, and end. Collective over all workers.
 
-    A failure is written down for the launcher and ends the process at once: tearing down a world in which ranks are
-    missing can hang.
+    A failure is written down for the launcher and ends the process at once.
     """
     rank = int(os.environ["RANK"])
-    _die_with(setup.parent_pid)
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    console = _redirect(log_path(setup.run_dir, rank), keep_console=rank == 0)
-    _await_all_started(setup.failure_dir, rank)
+    die_with(setup.parent_pid)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    console = redirect(log_path(setup.run_dir, rank), keep_console=rank == 0)
+    duties = Duties(rank, setup.failure_dir)
+    duties.begin()
+    _await_all_started(setup.failure_dir)
     try:
-        worker = _enter_world(setup, rank, console)
-        main(worker, *args)
-        dist.barrier()  # nobody leaves while another is still receiving
-        dist.destroy_process_group()
+        run_main(setup, duties, main, args, local_rank=int(os.environ["LOCAL_RANK"]), console=console)
     except BaseException as error:  # whatever it is, the launcher must learn of it
-        _fail(failure.describe(error, rank), setup.failure_dir)
+        os._exit(duties.fail(error).exit_code)
     if console is not None:
         console.close()
 
 
-def _die_with(parent_pid: int) -> None:
+def run_main(
+    setup: WorkerSetup,
+    duties: Duties,
+    main: Callable[..., None],
+    args: tuple[Any, ...],
+    *,
+    local_rank: int,
+    console: TextIO | None,
+    **meeting: Any,
+) -> None:
+    """Meet the other ranks, call `main(worker, *args)`, part from them. Collective.
+
+    `meeting`: store, rank and world size for `init_process_group`, where the environment does not give them.
+    """
+    worker = _enter_world(setup, duties, local_rank, console, meeting)
+    main(worker, *args)
+    dist.barrier()  # nobody leaves while another is still receiving
+    dist.destroy_process_group()
+    duties.end()
+
+
+def die_with(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends, even while it waits in C++ code."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it ended before the request
         os._exit(1)
 
 
-def _redirect(path: Path, *, keep_console: bool) -> TextIO | None:
+def redirect(path: Path, *, keep_console: bool) -> TextIO | None:
     """Send this process's output, of C++ code too, to its log; return the old standard output where it is kept."""
     console = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="replace") if keep_console else None
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -100,40 +201,43 @@ def _redirect(path: Path, *, keep_console: bool) -> TextIO | None:
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # `kill -USR1` shows where a rank is
     return console
 
 
-def _await_all_started(folder: Path, rank: int) -> None:
+def _await_all_started(folder: Path) -> None:
     """Wait until the last worker is forked.
 
     As soon as one connects, a thread of the agent's store looks up its name, and holds the lock of libc's resolver the
     while. A worker forked in that moment would inherit the lock as held, and wait for ever at its own first look-up.
     """
-    folder.joinpath(f"started-{rank}").touch()
-    while len(list(folder.glob("started-*"))) < int(os.environ["WORLD_SIZE"]):
+    while len(list(folder.glob("member-*"))) < int(os.environ["WORLD_SIZE"]):
         time.sleep(_POLL_SECONDS)
 
 
-def _enter_world(setup: WorkerSetup, rank: int, console: TextIO | None) -> Worker:
-    local_rank = int(os.environ["LOCAL_RANK"])
+def _enter_world(
+    setup: WorkerSetup, duties: Duties, local_rank: int, console: TextIO | None, meeting: dict[str, Any]
+) -> Worker:
     timeout = datetime.timedelta(seconds=setup.timeout_seconds)
     torch.set_num_threads(setup.num_threads)
     if setup.deterministic:
         compute_deterministically()
     if setup.device == "cuda":
-        device = torch.device("cuda", local_rank)
+        # Where the starter shows each rank its own device alone, that is number 0.
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=device, **meeting)
     else:
         device = torch.device("cpu")
-        dist.init_process_group("gloo", timeout=timeout)
+        dist.init_process_group("gloo", timeout=timeout, **meeting)
     return Worker(
-        rank=rank,
+        rank=duties.rank,
         local_rank=local_rank,
         world_size=dist.get_world_size(),
         run_dir=setup.run_dir,
         device=device,
         console=console,
+        duties=duties,
     )
 
 
@@ -146,12 +250,3 @@ def compute_deterministically() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-
-
-def _fail(found: failure.Failure, folder: Path) -> None:
-    """Write the failure down and end the process. Never returns."""
-    failure.write(found, folder)
-    sys.stderr.write(found.text)
-    if found.in_collective:
-        time.sleep(_HOLD_SECONDS)
-    os._exit(found.exit_code)

@@ -211,13 +211,27 @@ class CheckpointConfig:
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
     name: str = "local"
-    """local; the same as launcher=NAME."""
+    """local, torchrun or slurm; the same as launcher=NAME."""
     workers: int | None = None
     """Processes on this machine; null: CUDA devices, or tp x pp x (dp or 1) on CPU."""
     timeout_seconds: int = 600
-    """A collective that waits longer fails."""
+    """A collective that waits longer ends the run."""
     shutdown_seconds: int = 60
-    """Time that workers have to end after a signal."""
+    """Time that workers have to save and end after a signal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunLauncherConfig(LauncherConfig):
+    """Ranks that torchrun or DeepSpeed's launcher started."""
+
+    name: str = "torchrun"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmLauncherConfig(LauncherConfig):
+    """Ranks that srun started."""
+
+    name: str = "slurm"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,11 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "text": groups.TextDataConfig,
         "synthetic": groups.SyntheticDataConfig,
     },
-    "launcher": {"local": groups.LauncherConfig},
+    "launcher": {
+        "local": groups.LauncherConfig,
+        "torchrun": groups.TorchrunLauncherConfig,
+        "slurm": groups.SlurmLauncherConfig,
+    },
     "logging": {"logging": groups.LoggingConfig},
 }
 """Group -> schema name -> class. A YAML of the group names one of them, as `<name>_schema`, in its defaults list."""

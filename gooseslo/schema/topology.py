@@ -44,28 +44,30 @@ def _check_workers(job: TrainJob, num_devices: int | None) -> list[Fault]:
     workers = num_workers(job, num_devices)
     if workers is None:
         return []
-    # A worker trains on a CUDA device of its own.
-    limit = num_devices if num_devices and job.device != "cpu" else None
+    adopted = job.launcher.name != "local" and job.launcher.workers is not None
+    # A worker trains on a CUDA device of its own; ranks that others started may be on other machines.
+    limit = num_devices if num_devices and job.device != "cpu" and not adopted else None
     if limit is not None and workers > limit:
         rule = f"more than the {limit} CUDA devices"
         return [Fault(key="launcher.workers", value=workers, rule=rule, way_out="device=cpu")]
     tp, pp, dp = job.parallel.tp, job.parallel.pp, job.parallel.dp
     source = "launcher.workers" if job.launcher.workers is not None else "CUDA devices; launcher.workers is null"
+    count = f"{workers} ranks that {job.launcher.name} started" if adopted else f"{workers} workers ({source})"
     key, ranks = f"parallel.tp={tp} parallel.pp={pp}", tp * pp
     if dp is not None:
         key, ranks = f"{key} parallel.dp={dp}", tp * pp * dp
         if ranks == workers:
             return []
-        rule = f"{tp} x {pp} x {dp} = {ranks}, but there are {workers} workers ({source})"
+        rule = f"{tp} x {pp} x {dp} = {ranks}, but there are {count}"
         ways = _ways_for_workers(job, str(ranks), ranks, limit)
         ways += [f"parallel.dp={workers // (tp * pp)}"] if workers % (tp * pp) == 0 else []
         return [Fault(key=key, rule=rule, way_out=", or ".join(ways))]
     if workers % ranks == 0:
         return []
     if ranks > workers:
-        rule = f"{tp} x {pp} = {ranks} > {workers} workers ({source})"
+        rule = f"{tp} x {pp} = {ranks} > {count}"
     else:
-        rule = f"{workers} workers ({source}): {workers} is not divisible by {tp} x {pp} = {ranks}"
+        rule = f"{count}: {workers} is not divisible by {tp} x {pp} = {ranks}"
     ways = _ways_for_workers(job, nearest_multiples(workers, ranks, limit), ranks, limit)
     ways += _nearest_sizes(tp, pp, workers)
     return [Fault(key=key, rule=rule, way_out=f"nearest: {', or '.join(ways)}")]
@@ -73,6 +75,8 @@ def _check_workers(job: TrainJob, num_devices: int | None) -> list[Fault]:
 
 def _ways_for_workers(job: TrainJob, counts: str, ranks: int, limit: int | None) -> list[str]:
     """Other numbers of workers, on the CPU where the devices are too few for `ranks` workers."""
+    if job.launcher.name != "local":
+        return [f"{counts} ranks"]
     if limit is None or ranks <= limit:
         return [f"launcher.workers={counts}"]
     return ["device=cpu" if job.launcher.workers is None else f"launcher.workers={ranks} device=cpu"]

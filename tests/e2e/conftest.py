@@ -43,10 +43,12 @@ class Shell:
         """What runs left in the temporary folder; torch makes its compiler's cache folder there when it is imported."""
         return [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")]
 
-    def start(self, *args, **options):
-        command = [sys.executable, "-m", "gooseslo", *args]
+    def start(self, *args, by=(), variables=None, **options):
+        """Start the command; `by` is a launcher's command line before it, `variables` add to the environment."""
+        command = [*by, *args] if by else [sys.executable, "-m", "gooseslo", *args]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=self.folder, env=self.environment, **{**pipes, **options})
+        environment = {**self.environment, **(variables or {})}
+        return subprocess.Popen(command, cwd=self.folder, env=environment, **{**pipes, **options})
 
     def __call__(self, *args, code=0, timeout=100, stdin=None):
         process = self.start(*args, stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL)

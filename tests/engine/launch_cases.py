@@ -1,4 +1,4 @@
-"""A command that launches workers, for test_launcher: `launch_cases.py CASE WORKERS RUN_DIR OTHER_DIR METHOD`.
+"""A command that launches workers, for test_launcher, with the arguments that `main` names.
 
 Its own process, because workers are forked from it and the process of the tests may have computed with threads.
 """
@@ -18,9 +18,10 @@ import torch.distributed as dist
 from gooseslo.engine import launcher
 from gooseslo.engine import worker as worker_module
 from gooseslo.engine.worker import Worker
-from gooseslo.errors import DataError, GooseError
+from gooseslo.errors import DataError, GooseError, SaveError
 
 RENDEZVOUS_SECONDS = 20
+TIMEOUT_SECONDS = {"stop_rank_1": 6, "keep_rank_1_busy": 6}
 
 
 def succeed(worker: Worker) -> None:
@@ -95,11 +96,52 @@ def wait_in_a_collective(worker: Worker) -> None:
     dist.barrier()
 
 
-def wait_deaf(worker: Worker) -> None:
-    """Wait with handlers installed that a C++ wait keeps from running, as workers that save on a signal do."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    wait_in_a_collective(worker)
+def train_deaf(worker: Worker) -> None:
+    """Training that never comes to the end of its step."""
+    worker.begin_training()
+    mark(worker)
+    time.sleep(600)
+
+
+def train_until_asked(worker: Worker) -> None:
+    """Training that ends when rank 1 is asked to; the others hear of it from there."""
+    worker.begin_training()
+    mark(worker)
+    asked = torch.zeros(1)
+    while not asked:
+        asked = torch.tensor([float(worker.signal_number())])
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+    worker.end_training(int(asked))
+
+
+def fail_to_save(worker: Worker) -> None:
+    worker.begin_training()
+    mark(worker)
+    while not worker.signal_number():
+        time.sleep(0.01)
+    if worker.rank == 1:
+        raise SaveError("the disk is too full")
+    dist.barrier()
+
+
+def stop_rank_1(worker: Worker) -> None:
+    worker.begin_training()
+    mark(worker)
+    if worker.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
+def keep_rank_1_busy(worker: Worker) -> None:
+    worker.begin_training()
+    mark(worker)
+    if worker.rank == 1:
+        count_reeds()
+    dist.barrier()
+
+
+def count_reeds() -> None:
+    time.sleep(600)
 
 
 def hide_the_cursor(worker: Worker) -> None:
@@ -147,13 +189,13 @@ def start_by(method: str) -> None:
     launcher._launch_config = lambda *args: dataclasses.replace(make_config(*args), start_method=method)
 
 
-def main(case: str, num_workers: int, run_dir: Path) -> int:
+def main(case: str, num_workers: int, run_dir: Path, shutdown_seconds: int) -> int:
     spec = launcher.LaunchSpec(
         num_workers=num_workers,
         run_dir=run_dir,
         device="cpu",
-        timeout_seconds=60,
-        shutdown_seconds=1,
+        timeout_seconds=TIMEOUT_SECONDS.get(case, 60),
+        shutdown_seconds=shutdown_seconds,
         coordinates=tuple(f"tp={rank} pp=0 dp=0" for rank in range(num_workers)),
         deterministic=case == "compute_deterministically",
     )
@@ -169,5 +211,6 @@ def main(case: str, num_workers: int, run_dir: Path) -> int:
 
 
 if __name__ == "__main__":
-    start_by(sys.argv[5])
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
+    case, workers, folder, _, method, seconds = sys.argv[1:]
+    start_by(method)
+    sys.exit(main(case, int(workers), Path(folder), int(seconds)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gooseslo.engine.failure import Failure, describe, is_of_a_collective, root_cause, to_error
+from gooseslo.engine.failure import Failure, describe, is_of_a_collective, root_cause, silent, to_error
 from gooseslo.errors import CheckpointError, ConfigError, DataError, Fault, WorkerError
 
 SCRIPT = Path(__file__).with_name("launch_cases.py")
@@ -25,9 +25,10 @@ def start(tmp_path):
     (tmp_path / "tmp").mkdir()
     started: list[subprocess.Popen] = []
 
-    def run(case, workers=2, name="run", method="fork", **streams):
+    def run(case, workers=2, name="run", method="fork", shutdown_seconds=1, **streams):
         other = "run-2" if name == "run" else "run"
         arguments = [sys.executable, SCRIPT, case, str(workers), tmp_path / name, tmp_path / other, method]
+        arguments.append(str(shutdown_seconds))
         environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(SCRIPT.parents[2])}
         environment["OMP_NUM_THREADS"] = "1"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
@@ -175,15 +176,80 @@ def test_a_signal_to_the_parent_ends_all_without_a_traceback(number, code, start
 
 
 def test_workers_that_do_not_end_after_a_signal_are_killed(start, tmp_path):
-    process = start("wait_deaf", 2)
+    process = start("train_deaf", 2)
     wait_for_workers(tmp_path / "run", 2)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60) == ("", "interrupted by SIGTERM\n") and process.returncode == 143
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (143, "") and session_members(process.pid) == []
+    words = "not all workers could save and end within launcher.shutdown_seconds=1"
+    assert errors == f"interrupted by SIGTERM: {words}\n"
+    log = (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+    assert "in train_deaf" in log, "each shows where it was"
+
+
+def test_a_second_signal_ends_all_at_once_and_the_same_one_twice_does_not(start, tmp_path):
+    nohup = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    process = start("train_deaf", 2, shutdown_seconds=60, **nohup)
+    wait_for_workers(tmp_path / "run", 2)
+    os.killpg(process.pid, signal.SIGHUP)
+    time.sleep(0.7)  # had it counted, the next signal would be the second
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)  # as a terminal and `timeout` both do
+    time.sleep(1)
+    assert process.poll() is None
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and time.monotonic() - started < 5 and session_members(process.pid) == []
+    assert errors == "interrupted by SIGINT: the second signal ended it at once\n"
+
+
+@pytest.mark.parametrize("whom", ["parent", "one worker", "all"])
+def test_ranks_that_train_stop_together_on_a_signal(whom, start, tmp_path):
+    process = start("train_until_asked", 3)
+    wait_for_workers(tmp_path / "run", 3)
+    if whom == "parent":
+        process.send_signal(signal.SIGINT)
+    elif whom == "all":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        os.kill(int((tmp_path / "run" / "pid-2").read_text()), signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "interrupted by SIGINT\n") and process.returncode == 130
     assert session_members(process.pid) == []
 
 
+def test_a_save_that_fails_after_a_signal_is_told_with_the_signals_exit_code(start, tmp_path):
+    process = start("fail_to_save", 2)
+    wait_for_workers(tmp_path / "run", 2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert errors == "interrupted by SIGTERM: not saved: rank 1: SaveError: the disk is too full\n"
+
+
+@pytest.mark.parametrize("case, words", [("stop_rank_1", "was stopped"), ("keep_rank_1_busy", "stands above")])
+def test_the_rank_that_a_collective_waited_for_in_vain_is_named(case, words, start, tmp_path):
+    process = start(case, 3)
+    wait_for_workers(tmp_path / "run", 3)
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and time.monotonic() - started < 6 + 15
+    assert session_members(process.pid) == []
+    lines = errors.splitlines()
+    assert lines[-1].startswith("rank 1 (tp=1 pp=0 dp=0) on ") and words in lines[-1]
+    assert (
+        lines[0] == "waited for it in vain:" and lines[1].startswith("  rank 0 ") and lines[2].startswith("  rank 2 ")
+    )
+    assert f"  rank 1: {tmp_path}/run/logs/rank-1.log" in lines
+    assert ("in count_reeds" in errors) == (case == "keep_rank_1_busy")
+    for rank in (0, 2):
+        log = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert "Thread 0x" in log and "Timed out" in log
+
+
 def test_workers_die_with_their_parent_even_inside_a_collective(start, tmp_path):
-    process = start("wait_deaf", 2)
+    process = start("train_deaf", 2)
     wait_for_workers(tmp_path / "run", 2)
     time.sleep(0.2)  # so that rank 1 is inside
     process.kill()
@@ -242,6 +308,18 @@ def test_a_broken_connection_is_told_from_a_ranks_own_error():
     assert not is_of_a_collective(ValueError("the socket in the text is a plug"))
     assert not is_of_a_collective(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not describe(DataError("connection closed by peer is on line 3"), 0).in_collective
+
+
+def test_the_cause_of_a_timeout_is_who_was_waited_for():
+    timed_out = [exception(rank, 1.0, in_collective=True, timed_out=True) for rank in (0, 1)]
+    stopped, elsewhere = silent(2, "T"), Failure(rank=3, exit_code=1, text="here", missing=True)
+    waiting = Failure(rank=4, exit_code=1, text="in a collective too", missing=True, in_collective=True)
+    assert root_cause([*timed_out, waiting, elsewhere, stopped]) is stopped
+    assert root_cause([*timed_out, waiting, elsewhere]) is elsewhere
+    assert root_cause([*timed_out, waiting]) is timed_out[0]
+    own, reset = exception(5, 9.0), exception(0, 1.0, in_collective=True)
+    assert root_cause([*timed_out, own, stopped]) is own
+    assert root_cause([reset, elsewhere, stopped]) is reset, "nobody waited for these: they were ended"
 
 
 def test_a_users_error_comes_back_as_the_class_it_was():

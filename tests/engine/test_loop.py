@@ -1,6 +1,7 @@
 """When the loop evaluates, saves and stops, and what a step without a finite gradient does."""
 
 import math
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from gooseslo.engine.build import build_step
 from gooseslo.engine.loop import LoopSettings, Position, Trainer
 from gooseslo.engine.metrics import eval_record
 from gooseslo.engine.plan import make_plan
+from gooseslo.engine.requests import Requests
 from gooseslo.engine.step import StepResult
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.testing.models import tiny_fields
@@ -41,7 +43,7 @@ class Loader(SimpleNamespace):
         return SimpleNamespace(input_ids=torch.full((2, 4), consumed), labels=None)
 
 
-def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True):
+def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True, requests=None, while_saving=None):
     events, lrs = [], []
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -66,9 +68,10 @@ def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True):
             save_at_end=save_at_end,
             max_skipped_steps=3,
         ),
-        save=lambda position: f"step-{position.step}",
+        save=lambda position: (while_saving and while_saving()) or f"step-{position.step}",
         describe=lambda record: {"kind": "train", **vars(record)},
         observers=[observe],
+        requests=requests,
     )
     return made, events, lrs
 
@@ -107,6 +110,89 @@ def test_it_goes_on_from_a_position():
     made, _, lrs = trainer(step, last_step=4)
     made.fit(Position(step=2, updates=1, consumed_samples=4, consumed_tokens=16))
     assert step.seen == [(2, 4), (3, 6)] and lrs == [1.0, 2.0]
+
+
+class Signals:
+    """A rank's signals: `number` comes in the step with the index `at`."""
+
+    def __init__(self, step, *, at=math.inf, number=signal.SIGTERM):
+        self.step, self.at, self.number = step, at, number
+        self.received = 0
+
+    def __call__(self):
+        return self.received or (self.number if len(self.step.seen) > self.at else 0)
+
+
+def kinds_and_steps(events):
+    return [(kind, step) for kind, step, *_ in events[:-1]]
+
+
+def test_a_signal_saves_the_running_step_before_it_is_evaluated_and_ends_the_run():
+    step = FakeStep()
+    requests = Requests(signal_number=Signals(step, at=2))
+    made, events, _ = trainer(step, last_step=9, eval_every=3, save_at_end=False, requests=requests)
+    assert made.fit(Position()).step == 3 and made.stop_signal == signal.SIGTERM
+    assert kinds_and_steps(events)[-3:] == [("train", 3), ("save", 3), ("eval", 3)]
+    assert events[-1] == "closed"
+
+
+def test_a_step_is_saved_once_where_a_signal_and_the_interval_ask_for_it():
+    step = FakeStep()
+    requests = Requests(signal_number=Signals(step, at=2))
+    made, events, _ = trainer(step, last_step=9, save_every=3, requests=requests)
+    made.fit(Position())
+    assert [step for kind, step in kinds_and_steps(events) if kind == "save"] == [3]
+
+
+def test_a_signal_during_a_save_is_content_with_that_save():
+    step = FakeStep()
+    signals = Signals(step)
+    made, events, _ = trainer(
+        step,
+        last_step=9,
+        save_every=3,
+        requests=Requests(signal_number=signals),
+        while_saving=lambda: setattr(signals, "received", signal.SIGINT),
+    )
+    assert made.fit(Position()).step == 3 and made.stop_signal == signal.SIGINT
+    assert [step for kind, step in kinds_and_steps(events) if kind == "save"] == [3]
+
+
+def test_a_file_asks_for_one_save_and_goes_when_that_is_whole(tmp_path):
+    step, there = FakeStep(), []
+    file = tmp_path / "SAVE_NOW"
+
+    class Touched(Requests):
+        def pending(self):
+            if len(step.seen) == 2 and not there:
+                file.touch()
+            return super().pending()
+
+    made, events, _ = trainer(
+        step, requests=Touched(run_dir=tmp_path), while_saving=lambda: there.append(file.exists())
+    )
+    assert made.fit(Position()).step == 6 and not made.stop_signal
+    assert [step for kind, step in kinds_and_steps(events) if kind == "save"] == [2, 6]
+    assert there == [True, False] and not file.exists()
+
+
+def asked_on_one_rank(rank, world_size, folder):
+    """Signals in different steps, and the file that rank 0 looks for: where it stands, what was saved, the signal."""
+    step, saves = FakeStep(), []
+    (folder / "SAVE_NOW").touch()
+    made, _, _ = trainer(
+        step,
+        last_step=9,
+        save_at_end=False,
+        requests=Requests(signal_number=Signals(step, at=3 if rank == 1 else 5), run_dir=folder if rank == 0 else None),
+        while_saving=lambda: saves.append(len(step.seen)),
+    )
+    return made.fit(Position()).step, saves, made.stop_signal
+
+
+def test_ranks_save_and_stop_together(tmp_path):
+    assert run_ranks(asked_on_one_rank, 2, tmp_path) == [(4, [1, 4], signal.SIGTERM)] * 2
+    assert not (tmp_path / "SAVE_NOW").exists()
 
 
 def poisoned(rank, world_size, case):

@@ -1,0 +1,147 @@
+"""Ranks that torchrun, DeepSpeed's launcher or srun started: the same run, one set of words, the right exit codes."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from processes import running, wait_for
+
+BIN = Path(sys.executable).parent
+
+
+def step_of_slurm(rank, size):
+    """What srun tells each task; the port is one that no other test has, for the process's number is its own."""
+    variables = {
+        "SLURM_JOB_ID": os.getpid(),
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_NUM_TASKS": size,
+        "SLURM_NTASKS": size,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": rank,
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+@pytest.fixture
+def srun(shell, small):
+    """Start the command as so many tasks of a step; ends what a failed test leaves."""
+    started = []
+
+    def start(size, *args, variables=None):
+        more = variables or (lambda rank: {})
+        ranks = [
+            shell.start("train", *small, *args, variables=step_of_slurm(rank, size) | more(rank))
+            for rank in range(size)
+        ]
+        started.extend(ranks)
+        return ranks
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ends(ranks):
+    """Of each rank the exit code, and what it wrote."""
+    written = [process.communicate(timeout=100) for process in ranks]
+    return [process.returncode for process in ranks], [out for out, _ in written], [error for _, error in written]
+
+
+def test_a_signal_to_all_tasks_saves_and_only_rank_0_speaks_and_reads_the_configuration(srun, shell):
+    broken = shell.folder / "broken" / "hydra"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise AssertionError('a rank composes that has nothing to compose')")
+    path = shell.environment["PYTHONPATH"]
+
+    def only_rank_0_has_hydra(rank):
+        return {"PYTHONPATH": f"{broken.parent}:{path}"} if rank else {}
+
+    options = ["parallel.tp=2", "train.steps=5000", "checkpoint.every=0", "train.eval_every=0", "run.name=run"]
+    ranks = srun(2, *options, variables=only_rank_0_has_hydra)
+    metrics = shell.folder / "runs" / "run" / "metrics.jsonl"
+    wait_for(lambda: ranks[0].poll() is not None or (metrics.exists() and metrics.read_text().count("\n") >= 2))
+    for process in ranks:
+        process.send_signal(signal.SIGTERM)
+    codes, out, error = ends(ranks)
+    assert codes == [143, 143], error
+    step = len(shell.losses("run"))
+    assert error[0].startswith(
+        f"interrupted by SIGTERM: saved step {step}\nrun folder: runs/run\nresume: srun -n 2 gooseslo train "
+    )
+    assert f"step {step}: saved" in out[0] and (out[1], error[1]) == ("", "")
+    run = shell.folder / "runs" / "run"
+    assert (run / "checkpoints" / f"step-{step:08}" / "manifest.json").exists()
+    files = {"config.yaml", "overrides.txt", "plan.txt", "environment.json", "metrics.jsonl", "logs", "checkpoints"}
+    assert {path.name for path in run.iterdir()} - {".lock"} == files
+    assert {path.name for path in (run / "logs").iterdir()} == {"rank-0.log", "rank-1.log"}
+    config = (run / "config.yaml").read_text()
+    assert "name: local\n  workers: null" in config, "as it was given: it can be used again anywhere"
+
+
+def test_a_world_that_does_not_fit_is_told_once_and_every_rank_has_exit_code_2(srun, shell):
+    codes, out, error = ends(srun(3, "parallel.tp=2", "run.name=run"))
+    assert codes == [2, 2, 2] and out == ["", "", ""] and error[1:] == ["", ""]
+    assert error[0].startswith("parallel.tp=2 parallel.pp=1: 3 ranks that slurm started: 3 is not divisible by 2")
+    assert not (shell.folder / "runs").exists()
+
+
+def test_a_launcher_that_finds_no_ranks_says_how_to_start_them(shell, small):
+    error = shell("train", *small, "launcher=torchrun", code=2)
+    assert error.startswith("launcher=torchrun: adopts ranks") and "torchrun --nproc-per-node=N -m" in error
+    assert len(error.splitlines()) == 2 and not (shell.folder / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_failing_rank_shows_its_own_traceback_once(srun, shell):
+    options = ["parallel.tp=2", "parallel.pp=2", "train.steps=5000", "run.name=run", "launcher.timeout_seconds=15"]
+    ranks = srun(4, *options)
+    metrics = shell.folder / "runs" / "run" / "metrics.jsonl"
+    wait_for(lambda: ranks[0].poll() is not None or (metrics.exists() and metrics.read_text().count("\n") >= 2))
+    ranks[2].send_signal(signal.SIGSTOP)
+    codes, _, error = ends(ranks)
+    assert codes == [1, 1, -signal.SIGKILL, 1]
+    said = [text for text in error if text]
+    assert len(said) == 1 and "rank 2 (tp=0 pp=1 dp=0) on " in said[0] and "was stopped" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_run_is_the_same_whoever_starts_the_ranks(srun, shell, small):
+    """Losses of metrics.jsonl, compared as numbers; the two launchers' own Ctrl-C leaves a checkpoint too."""
+    options = ["parallel.tp=2", "train.steps=8", "train.eval_every=4", "checkpoint.every=4"]
+    launchers = {
+        "torchrun": [BIN / "torchrun", "--nproc-per-node", "2", "-m", "gooseslo"],
+        "torchrun-no-python": [
+            *(BIN / "torchrun", "--nproc-per-node", "2", "--no-python"),
+            *(sys.executable, "-m", "gooseslo.cli"),
+        ],
+        "deepspeed": [BIN / "deepspeed", "--num_gpus", "2", "--module", "gooseslo.cli"],
+    }
+    shell("train", *small, *options, "parallel.dp=1", "run.name=gooseslo")
+    for name, by in launchers.items():
+        process = shell.start("train", *small, *options, f"run.name={name}", by=by)
+        out, error = process.communicate(timeout=200)
+        assert process.returncode == 0, f"{out}\n{error}"
+    codes, _, error = ends(srun(2, *options, "launcher=slurm", "run.name=srun"))
+    assert codes == [0, 0], error
+    expected = [(record["step"], record["loss"]) for record in shell.metrics("gooseslo")]
+    for name in (*launchers, "srun"):
+        assert [(record["step"], record["loss"]) for record in shell.metrics(name)] == expected, name
+    for name in ("torchrun", "deepspeed"):
+        long = ["parallel.tp=2", "train.steps=5000", "checkpoint.every=0", "train.eval_every=0"]
+        run = f"cut-{name}"
+        process = shell.start("train", *small, *long, f"run.name={run}", by=launchers[name], start_new_session=True)
+        metrics = shell.folder / "runs" / run / "metrics.jsonl"
+        wait_for(lambda p=process, m=metrics: p.poll() is not None or (m.exists() and m.read_text().count("\n") >= 2))
+        os.killpg(process.pid, signal.SIGINT)
+        out, error = process.communicate(timeout=100)
+        step = len(shell.losses(run))
+        assert f"interrupted by SIGINT: saved step {step}\n" in error
+        assert (shell.folder / "runs" / run / "checkpoints" / f"step-{step:08}" / "manifest.json").exists()
+        assert not running(process.pid)
