@@ -16,12 +16,12 @@ from gooseslo.engine.checkpoint.folders import Retention, read_state
 from gooseslo.engine.checkpoint.load import load_tensors
 from gooseslo.engine.checkpoint.save import LocalState, save_step
 from gooseslo.engine.hf import write_model_files
-from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
-from gooseslo.engine.metrics import MetricsWriter, describer
+from gooseslo.engine.loop import LoopSettings, Position, Trainer
+from gooseslo.engine.metrics import describer
 from gooseslo.engine.model import LocalModel, build_model
+from gooseslo.engine.observers import build_observers
 from gooseslo.engine.optimizer import build_lr_schedule, build_optimizer, optimizer_tensors, set_updates
 from gooseslo.engine.plan import Plan
-from gooseslo.engine.report import Reporter
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
@@ -63,17 +63,9 @@ def build_trainer(
         ),
         save=build_saver(worker, job, plan, data, train_step.model, optimizer, context),
         describe=describer(plan, sequence_length=job.train.sequence_length),
-        observers=build_observers(worker, job),
+        observers=build_observers(worker, job, first_step=position.step + 1),
     )
     return trainer, position
-
-
-def build_observers(worker: Worker, job: TrainJob) -> list[Observer]:
-    """Who is told of each record: on rank 0 the metrics file and the user's terminal."""
-    if worker.rank != 0:
-        return []
-    reporter = Reporter(worker.console if job.logging.progress else None, num_steps=last_step(job))
-    return [MetricsWriter(worker.run_dir / "metrics.jsonl"), reporter]
 
 
 def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tuple[TrainLoader, EvalLoader | None]:
@@ -193,7 +185,9 @@ def _build_runner(
     num_micro = plan.num_micro_batches
     first_micro_batch = context.at.dp * num_micro
     if context.topology.pp == 1:
-        return SequentialRunner(model.module, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro)
+        return SequentialRunner(
+            model.module, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro, device=device
+        )
 
     def travelling(*features: int) -> Tensor:
         return torch.empty(*shape, *features, dtype=plan.dtype, device="meta", requires_grad=True)

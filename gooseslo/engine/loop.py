@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -77,11 +78,10 @@ class Trainer:
 
     def fit(self, position: Position) -> Position:
         """Train from `position` to the last step; gives where the run then stands."""
-        try:
-            return self._fit(position)
-        finally:
+        with contextlib.ExitStack() as stack:
             for observer in self.observers:
-                observer.close()
+                stack.callback(observer.close)
+            return self._fit(position)
 
     def _fit(self, position: Position) -> Position:
         settings = self.settings
@@ -120,7 +120,8 @@ class Trainer:
         return position, result.skipped
 
     def _report(self, position: Position, result: StepResult, *, lr: float, seconds: float, waited: float) -> None:
-        memory_bytes = self._largest(peak_memory_bytes(self.train_step.device))
+        memory_bytes = peak_memory_bytes(self.train_step.device)
+        largest_memory, *stage_seconds = self._largest([memory_bytes, *self.train_step.stage_seconds()])
         record = TrainRecord(
             step=position.step,
             loss=result.loss,
@@ -131,8 +132,9 @@ class Trainer:
             consumed_tokens=position.consumed_tokens,
             step_seconds=seconds,
             data_wait_seconds=waited,
-            memory_bytes=memory_bytes,
+            memory_bytes=int(largest_memory),
             skipped=result.skipped,
+            stage_seconds=tuple(stage_seconds),
         )
         self._observe(lambda: self.describe(record))
 
@@ -155,13 +157,13 @@ class Trainer:
             for observer in self.observers:
                 observer(line)
 
-    def _largest(self, value: int) -> int:
-        """The maximum over all ranks."""
+    def _largest(self, values: Sequence[float]) -> list[float]:
+        """The maximum of each number over all ranks, in one collective; counts are exact up to 2^53."""
         if not dist.is_initialized():
-            return value
-        tensor = torch.tensor(value, device=self.train_step.device)
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.train_step.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return int(tensor.item())
+        return tensor.tolist()
 
 
 def _is_due(step: int, every: int) -> bool:

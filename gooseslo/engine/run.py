@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shlex
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -12,10 +11,10 @@ import torch
 
 from gooseslo.engine.build import build_trainer
 from gooseslo.engine.checkpoint.folders import find_latest
+from gooseslo.engine.display.summary import resume_command, summary
 from gooseslo.engine.launcher import Interrupted, LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.preflight import num_devices
-from gooseslo.engine.report import summary
 from gooseslo.engine.run_folder import describe_environment, open_run_folder
 from gooseslo.engine.sources import RunData, prepare_data
 from gooseslo.engine.start import check_same_data, check_same_model, find_start, is_finished, last_step
@@ -23,7 +22,6 @@ from gooseslo.engine.worker import Worker
 from gooseslo.errors import ConfigError, Fault
 from gooseslo.schema.dump import dump_yaml
 from gooseslo.schema.groups import TrainJob
-from gooseslo.schema.quoting import as_argument
 
 
 def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: TextIO = sys.stdout) -> int:
@@ -66,12 +64,13 @@ def train(job: TrainJob, *, overrides: list[str], cache_dir: Path, console: Text
         _say(console, job, f"{folder.path}\n{plan}")
         launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
     except Interrupted as error:
-        error.add_hint(_how_to_go_on(folder.path, overrides))
+        error.add_hint(_how_to_go_on(job, folder.path, overrides))
         raise
     finally:
         folder.close()
     if job.logging.progress:
-        console.write(summary(folder.path))
+        seconds = (datetime.datetime.now() - now).total_seconds()
+        console.write(summary(folder.path, resume=resume_command(job, folder.path, overrides), seconds=seconds))
     return 0
 
 
@@ -87,13 +86,10 @@ def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:
     )
 
 
-def _how_to_go_on(run_dir: Path, overrides: list[str]) -> str:
-    """The command that continues the run, to be pasted into a shell."""
-    kept = [override for override in overrides if not override.startswith(("run.name=", "run.dir="))]
-    command = shlex.join(["gooseslo", "train", *kept, as_argument("run.dir", str(run_dir))])
+def _how_to_go_on(job: TrainJob, run_dir: Path, overrides: list[str]) -> str:
     latest = find_latest(run_dir)
     where = f"its newest checkpoint is {latest.name}" if latest else "it has no checkpoint yet"
-    return f"{run_dir}: {where}; go on with\n  {command}"
+    return f"{run_dir}: {where}; go on with\n  {resume_command(job, run_dir, overrides)}"
 
 
 def train_worker(worker: Worker, job: TrainJob, plan: Plan, data: RunData, start: Path | None) -> None:

@@ -67,12 +67,22 @@ def _type_of(schema: type, name: str) -> Any:
 
 def _schemas(job_type: type) -> Iterator[tuple[str, type]]:
     """(prefix of its keys, class) of every part of a job, a group's once per option."""
-    yield "", job_type
-    for field in dataclasses.fields(job_type):
-        if field.name in SCHEMAS and job_type is groups.TrainJob:
-            yield from ((f"{field.name}.", schema) for schema in SCHEMAS[field.name].values())
-        elif isinstance(field.default_factory, type):
-            yield f"{field.name}.", field.default_factory
+    yield from _parts("", job_type)
+    if job_type is groups.TrainJob:
+        for group, options in SCHEMAS.items():
+            for schema in options.values():
+                yield from _parts(f"{group}.", schema)
+
+
+def _parts(prefix: str, schema: type) -> Iterator[tuple[str, type]]:
+    """A class and those of its sections; of a job the groups are left out, which have a class per option."""
+    yield prefix, schema
+    for field in dataclasses.fields(schema):
+        if dataclasses.is_dataclass(field.default_factory) and not (
+            schema is groups.TrainJob and field.name in SCHEMAS
+        ):
+            assert isinstance(field.default_factory, type)
+            yield from _parts(f"{prefix}{field.name}.", field.default_factory)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

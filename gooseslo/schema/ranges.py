@@ -57,6 +57,10 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "checkpoint.every": at_least(0),
     "checkpoint.keep": at_least(0),
     "checkpoint.keep_every": at_least(0),
+    "logging.wandb.project": Bound(
+        "must be 1 to 128 characters, none of them / \\ # ? % :",
+        lambda value: 1 <= len(value) <= 128 and not set(value) & set("/\\#?%:"),
+    ),
     "launcher.workers": at_least(1),
     "launcher.timeout_seconds": at_least(1),
     "launcher.shutdown_seconds": at_least(1),
@@ -65,6 +69,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
 TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "parallel.schedule": ("auto", "gpipe", "1f1b"),
     "train.precision": ("auto", "fp32", "fp64"),
+    "logging.wandb.mode": ("off", "offline", "online"),
     "device": ("auto", "cuda", "cpu"),
 }
 

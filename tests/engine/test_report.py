@@ -14,9 +14,9 @@ import termios
 from pathlib import Path
 
 import pytest
+from gooseslo.engine.report import Reporter, summary
 
 from gooseslo.engine.metrics import eval_record, save_record
-from gooseslo.engine.report import Reporter, summary
 from gooseslo.schema.compose import compose_merge
 
 
