@@ -75,7 +75,7 @@ class LiveDisplay:
         self._screen.draw(self._lines())
 
     def _say(self, text: str, *, style: str) -> None:
-        self._screen.print_above(Text(text, style=style), self._lines())
+        self._screen.draw(self._lines(), above=Text(text, style=style))
 
     def _lines(self) -> list[Text]:
         if self._record is None:

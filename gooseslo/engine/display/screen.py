@@ -1,7 +1,8 @@
 """Lines at the foot of a terminal that are drawn over in place, with other text going above them.
 
 Each drawing is one write that puts the new text over the old and erases only what is left over, so nothing flickers.
-Nobody listens for a change of size: it is asked for at each drawing.
+Nobody listens for a change of size: it is asked for at each drawing. A terminal that tells of its new size late may
+keep a piece of a drawing made in between; the next one stands whole below it.
 """
 
 from __future__ import annotations
@@ -37,28 +38,25 @@ class Screen:
     @property
     def width(self) -> int:
         """Cells that a line may take: the last column stays free, as some terminals wrap when it is written."""
-        return max(1, self._size()[0] - 1)
+        return self._size()[0] - 1
 
-    def draw(self, lines: Sequence[Text]) -> None:
-        """Put these lines in place of the last ones; what is too long or too much is cut off."""
-        self._write(self._go_to_top() + self._render(lines))
+    def draw(self, lines: Sequence[Text], *, above: Text | None = None) -> None:
+        """Put these lines in place of the last ones; what is too long or too much is cut off.
 
-    def print_above(self, text: Text, lines: Sequence[Text]) -> None:
-        """Write a text that stays, and the lines below it; the text may be longer than the terminal is wide."""
-        above = self._styled(text, width=max(1, text.cell_len))
-        self._write(f"{self._go_to_top()}{_ERASE_BELOW}{above}\n{self._render(lines)}")
+        `above` is a text that stays above them; it may be longer than the terminal is wide.
+        """
+        columns, rows = self._size()
+        start = _to_first_row(self._widths, columns)
+        if above is not None:
+            start += f"{_ERASE_BELOW}{self._styled(above, width=max(1, above.cell_len))}\n"
+        width, kept = columns - 1, list(lines)[: max(1, rows - 1)]
+        self._widths = [min(width, line.cell_len) for line in kept]
+        drawn = "".join(f"{self._styled(line, width=width)}{_ERASE_LINE_END}\n" for line in kept)
+        self._write(start + drawn + _ERASE_BELOW)
 
     def close(self) -> None:
         """Leave the last lines where they are, and give the cursor back below them."""
         self._write(_SHOW_CURSOR)
-
-    def _render(self, lines: Sequence[Text]) -> str:
-        width = self.width
-        rows = max(1, self._size()[1] - 1)
-        kept = list(lines)[:rows]
-        self._widths = [min(width, line.cell_len) for line in kept]
-        drawn = "".join(f"{self._styled(line, width=width)}{_ERASE_LINE_END}\n" for line in kept)
-        return drawn + _ERASE_BELOW
 
     def _styled(self, line: Text, *, width: int) -> str:
         self._console.width = width
@@ -66,16 +64,16 @@ class Screen:
             self._console.print(line, end="", no_wrap=True, overflow="crop", crop=True)
         return capture.get()
 
-    def _go_to_top(self) -> str:
-        """Back to the first of the lines. A terminal that became narrower has wrapped them: they take more rows."""
-        columns = self._size()[0]
-        rows = sum(max(1, -(-width // columns)) for width in self._widths)
-        return f"\x1b[{rows}A\r" if rows else ""
-
     def _size(self) -> tuple[int, int]:
         columns, rows = os.get_terminal_size(self._stream.fileno())
-        return columns or _DEFAULT_SIZE[0], rows or _DEFAULT_SIZE[1]
+        return max(2, columns or _DEFAULT_SIZE[0]), rows or _DEFAULT_SIZE[1]
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+def _to_first_row(widths: Sequence[int], columns: int) -> str:
+    """Back up over lines of these widths. A terminal that became narrower has wrapped them: they take more rows."""
+    rows = sum(max(1, -(-width // columns)) for width in widths)
+    return f"\x1b[{rows}A\r" if rows else ""
