@@ -212,14 +212,14 @@ def test_80_columns_show_everything():
     numbers = "lr 3.00e-04  grad norm 0.812  12,346 tokens/s  mfu 41.2%  step 500 ms  data wait 0.4 ms  memory 1.23 GB"
     assert "  ".join(shown[2:4]) == numbers
     assert re.fullmatch(r"stage 0 ━+─+ 200 ms  stage 1 ━+─+ 210 ms", shown[4])
-    assert shown[5] == "last evaluation: step 100: valid loss 4.0000, perplexity 54.60"
+    assert shown[5] == "last evaluation:  step 100: valid loss 4.0000, perplexity 54.60"
 
 
 def test_160_columns_are_used():
     """Fewer, longer lines: all numbers in one, the evaluation beside the curve, and the bars over the whole width."""
     narrow, wide = (on_console(render(view(), width), width) for width in (80, 160))
     assert len(wide) == 4
-    assert re.fullmatch(r"loss 4\.2500  [▁-█]{80,}  last evaluation: step 100: valid loss 4\.0000, .*", wide[1])
+    assert re.fullmatch(r"loss 4\.2500  [▁-█]{80,}  last evaluation:  step 100: valid loss 4\.0000, .*", wide[1])
     assert wide[2] == "  ".join(narrow[2:4])
     assert all(len(line) == 160 for line in (wide[0], wide[1])) and len(wide[3]) >= 158
     assert all(len(line) == 80 for line in (narrow[0], narrow[1])) and len(narrow[4]) >= 78

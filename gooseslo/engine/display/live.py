@@ -21,6 +21,7 @@ _SECONDS_PER_DRAWING = 0.1  # faster is not seen, and would take time from the t
 _WIDE = 120
 _SHORTEST_BAR = 4
 _GAP = "  "
+_EVALUATION = "last evaluation:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,8 @@ def render(view: View, width: int) -> list[Text]:
     if len(record["stage_seconds"]) > 1:
         lines.append(_stages(record, width))
     if evaluation and not beside:
-        lines.append(Text(f"last evaluation: {wording.evaluation(evaluation)}", style="cyan"))
+        said = wording.evaluation(evaluation)
+        lines.append(Text(max(flow([_EVALUATION, said], width), key=len), style="cyan"))
     for line in lines:
         line.truncate(width)
     return lines
@@ -128,7 +130,7 @@ def _progress(view: View, width: int) -> Text:
 def _loss(view: View, width: int, beside: str) -> Text:
     """The loss, its curve over the whole run so far, and in a wide terminal the last evaluation."""
     head = wording.loss_of(view.record) + _GAP
-    tail = f"{_GAP}last evaluation: {beside}" if beside else ""
+    tail = f"{_GAP}{_EVALUATION}{_GAP}{beside}" if beside else ""
     points = view.curve.points(max(1, width - len(head) - len(tail)))
     return Text.assemble((head, "bold"), (sparkline(points), "green"), (tail, "cyan"))
 

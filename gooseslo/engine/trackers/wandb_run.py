@@ -6,9 +6,11 @@ records into a queue. What the thread has to say comes out at the next record, i
 
 from __future__ import annotations
 
+import gc
 import queue
 import secrets
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,7 +90,9 @@ class WandbRun:
                     run.log(record)
                 run.finish(exit_code=int(self._failed))
             finally:
-                wandb.teardown()  # ends wandb's service process; an exit handler would not run in a worker
+                # a worker ends without the exit handlers that wandb relies on
+                wandb.teardown()
+                _remove_temporary_folders()
         except BaseException as error:
             self._error = error
 
@@ -131,3 +135,10 @@ def _run_id(run_dir: Path) -> str:
     run_id = secrets.token_hex(4)
     write_text(path, f"{run_id}\n")
     return run_id
+
+
+def _remove_temporary_folders() -> None:
+    """Those that wandb's modules make when they are imported, for media and artifacts that we do not have."""
+    for found in gc.get_objects():
+        if type(found) is tempfile.TemporaryDirectory and found.name.endswith(("wandb-media", "wandb-artifacts")):
+            found.cleanup()
