@@ -131,7 +131,7 @@ def test_a_server_that_is_not_reached_costs_no_step_any_time(answers, shell, sma
         began = time.monotonic()
         key = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": address}
         output = paste(quoted(*sizes, "run.name=on", "logging.wandb.mode=online"), **key)
-        assert time.monotonic() - began < 75
+        assert time.monotonic() - began < 100
     assert output.count("warning: ") == 1 and "warning: wandb is not reached" in output
 
     def typical(run):

@@ -69,3 +69,32 @@ def test_waiting_for_another_stage_does_not_count(slow, schedule):
 def test_one_stage_counts_forward_loss_and_backward():
     ((stages, step_seconds),) = run_ranks(slow_stage, 1, {}, 0, "1f1b")
     assert len(stages) == 1 and 0.16 <= stages[0] < step_seconds
+
+
+def test_on_cuda_the_events_are_read_once_and_used_again(monkeypatch):
+    """With events that tell the time of a counted clock: no block waits, and a second step makes no new event."""
+    log, clock = [], iter(range(0, 1000, 10))
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            log.append("made")
+
+        def record(self):
+            self.at = next(clock)
+
+        def synchronize(self):
+            log.append("waited")
+
+        def elapsed_time(self, end):
+            return end.at - self.at  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    watch = Stopwatch(torch.device("cuda"))
+    for _ in range(2):
+        watch.reset()
+        for _ in range(3):
+            with watch.running():
+                pass
+        assert watch.seconds() == pytest.approx(0.03)
+    assert log == ["made"] * 6 + ["waited"] * 2
