@@ -24,7 +24,10 @@ ROOMS["cli"] = ROOMS["__main__"] = ROOMS["engine"] | {"engine", "serve", "api", 
 CONFINED = {
     "hydra": ("schema/", "cli.py"),
     "omegaconf": ("schema/", "cli.py"),
+    "wandb": ("engine/trackers/",),
 }
+# what is not used costs nothing: imported where it is, in a function
+ON_DEMAND = ("wandb", "tensorboard", "torch.utils.tensorboard")
 WITHOUT_TORCH = ("schema/", "policies/", "errors.py", "cli.py")
 MODEL_CLASS = re.compile(r"^(AutoModel\w*|\w+(LMHead|For\w+|[a-z0-9])Model|\w+For[A-Z]\w+)$")
 MODEL_CLASSES = ("engine/hf.py", "engine/generate.py", "engine/checkpoint/", "policies/from_hf.py", "serve/")
@@ -66,6 +69,8 @@ def _imports(name: str, tree: ast.Module) -> Iterator[str]:
     for module in _top_level_imports(tree):
         if module.split(".")[0] in ("torch", "transformers") and name.startswith(WITHOUT_TORCH):
             yield f"{module} is imported where torch must not be"
+        if module.startswith(ON_DEMAND):
+            yield f"{module} is imported with the module, not on demand"
 
 
 def _one_import(name: str, room: str, module: str) -> Iterator[str]:
@@ -146,6 +151,9 @@ PLANTED = {
     "omegaconf": ("data/text.py", "import omegaconf", "omegaconf is imported outside"),
     "torch in a schema": ("schema/groups.py", "import torch", "torch must not be"),
     "torch in the command line": ("cli.py", "import torch", "torch must not be"),
+    "wandb": ("engine/loop.py", "def f():\n    import wandb", "wandb is imported outside"),
+    "tracker at once": ("engine/trackers/w.py", "import wandb", "not on demand"),
+    "writer at once": ("engine/loop.py", "from torch.utils.tensorboard import SummaryWriter", "not on demand"),
     "automatic class": ("engine/plan.py", "from transformers import AutoModelForCausalLM", "model class"),
     "model class": ("engine/plan.py", "from transformers import GPT2LMHeadModel", "model class"),
     "model module": ("parallel/names.py", "import transformers.models.gpt2.modeling_gpt2", "model class"),

@@ -20,12 +20,12 @@ from gooseslo.engine.checkpoint.save import LocalState, save_step
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
 from gooseslo.engine.lr_schedule import build_lr_schedule
-from gooseslo.engine.metrics import MetricsWriter, describer, warning_record
+from gooseslo.engine.metrics import describer, warning_record
 from gooseslo.engine.model import build_model
+from gooseslo.engine.observers import build_observers
 from gooseslo.engine.optimizer import build_optimizer, optimizer_tensors, set_updates
 from gooseslo.engine.plan import Plan
 from gooseslo.engine.precision import CastStage, Masters
-from gooseslo.engine.report import Reporter
 from gooseslo.engine.requests import Requests
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
@@ -54,7 +54,7 @@ def build_trainer(
     optimizer = build_optimizer(job.optimizer, by_saved_name(train_step))
     lr_at = build_lr_schedule(job.lr_schedule, peak=job.optimizer.lr, horizon=job.train.steps)
     position = Position() if start is None else resume(start, train_step, optimizer, job.optimizer.name)
-    observers = build_observers(worker, job)
+    observers = build_observers(worker, job, first_step=position.step + 1)
     trainer = Trainer(
         train_step=train_step,
         optimizer=optimizer,
@@ -74,14 +74,6 @@ def build_trainer(
         requests=Requests(signal_number=worker.signal_number, run_dir=worker.run_dir if worker.rank == 0 else None),
     )
     return trainer, position
-
-
-def build_observers(worker: Worker, job: TrainJob) -> list[Observer]:
-    """Who is told of each record: on rank 0 the metrics file and the user's terminal."""
-    if worker.rank != 0:
-        return []
-    reporter = Reporter(worker.console if job.logging.progress else None, num_steps=last_step(job))
-    return [MetricsWriter(worker.run_dir / "metrics.jsonl"), reporter]
 
 
 def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tuple[TrainLoader, EvalLoader | None]:
@@ -145,7 +137,7 @@ def build_saver(
         def warn(text: str) -> None:
             logging.getLogger(__name__).warning(text)
             for observer in observers:
-                observer(warning_record(step=position.step, text=text))
+                observer(warning_record(text))
 
         return save_step(
             worker.run_dir / "checkpoints",
@@ -223,7 +215,9 @@ def _build_runner(
     num_micro = plan.num_micro_batches
     first_micro_batch = context.at.dp * num_micro
     if context.topology.pp == 1:
-        return SequentialRunner(stage, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro)
+        return SequentialRunner(
+            stage, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro, device=device
+        )
 
     def travelling(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device="meta", requires_grad=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -85,11 +86,10 @@ class Trainer:
 
     def fit(self, position: Position) -> Position:
         """Train from `position` to the last step, or to where the run is asked to stop; gives where it then stands."""
-        try:
-            return self._fit(position)
-        finally:
+        with contextlib.ExitStack() as stack:
             for observer in self.observers:
-                observer.close()
+                stack.callback(observer.close)
+            return self._fit(position)
 
     def _fit(self, position: Position) -> Position:
         settings = self.settings
@@ -133,9 +133,11 @@ class Trainer:
         return position, result.skipped
 
     def _report(self, position: Position, result: StepResult, *, lr: float, seconds: float, waited: float) -> None:
-        pending = self.requests.pending()
-        memory_bytes, self.stop_signal, save_asked = self._largest(peak_memory_bytes(self.train_step.device), *pending)
-        self._save_asked = save_asked > 0
+        memory_bytes = peak_memory_bytes(self.train_step.device)
+        stage_seconds = self.train_step.stage_seconds()
+        largest = self._largest([memory_bytes, *self.requests.pending(), *stage_seconds])
+        largest_memory, stop_signal, save_asked, *stage_seconds = largest
+        self.stop_signal, self._save_asked = int(stop_signal), save_asked > 0
         record = TrainRecord(
             step=position.step,
             loss=result.loss,
@@ -146,8 +148,9 @@ class Trainer:
             consumed_tokens=position.consumed_tokens,
             step_seconds=seconds,
             data_wait_seconds=waited,
-            memory_bytes=memory_bytes,
+            memory_bytes=int(largest_memory),
             skipped=result.skipped,
+            stage_seconds=tuple(stage_seconds),
         )
         self._observe(lambda: self.describe(record))
 
@@ -165,7 +168,7 @@ class Trainer:
         if self._save_asked:
             self.requests.saved()
         # A signal that came meanwhile is content with what was just saved.
-        self.stop_signal = self.stop_signal or self._largest(self.requests.pending()[0])[0]
+        self.stop_signal = self.stop_signal or int(self._largest([self.requests.pending()[0]])[0])
         self._observe(lambda: save_record(step=position.step, path=folder))
 
     def _observe(self, record: Callable[[], dict[str, object]]) -> None:
@@ -174,13 +177,13 @@ class Trainer:
             for observer in self.observers:
                 observer(line)
 
-    def _largest(self, *values: int) -> list[int]:
-        """The maximum of each over all ranks."""
+    def _largest(self, values: Sequence[float]) -> list[float]:
+        """The maximum of each number over all ranks, in one collective; counts are exact up to 2^53."""
         if not dist.is_initialized():
             return list(values)
-        tensor = torch.tensor(values, device=self.train_step.device)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.train_step.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return [int(value) for value in tensor.tolist()]
+        return tensor.tolist()
 
 
 def _is_due(step: int, every: int) -> bool:

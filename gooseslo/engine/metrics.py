@@ -45,6 +45,8 @@ class TrainRecord:
     memory_bytes: int
     """The largest rank's peak."""
     skipped: bool
+    stage_seconds: tuple[float, ...]
+    """Forward and backward computation of each pipeline stage, without waiting; the slowest rank of the stage."""
 
 
 def describer(plan: Plan, *, sequence_length: int) -> Callable[[TrainRecord], dict[str, object]]:
@@ -82,6 +84,7 @@ def train_record(
         "mfu": None if peak is None else flops_per_second / (peak * num_devices),
         "memory_bytes": record.memory_bytes,
         "skipped": record.skipped,
+        "stage_seconds": list(record.stage_seconds),
     }
 
 
@@ -96,9 +99,9 @@ def save_record(*, step: int, path: Path) -> dict[str, object]:
     return {"kind": "save", "step": step, "path": str(path)}
 
 
-def warning_record(*, step: int, text: str) -> dict[str, object]:
-    """What the user should know and the run survives: for the display and the log, no line of `metrics.jsonl`."""
-    return {"kind": "warning", "step": step, "text": text}
+def warning_record(text: str) -> dict[str, object]:
+    """What the user should know and the run survives: for display and log, no line of `metrics.jsonl`."""
+    return {"kind": "warning", "text": text}
 
 
 def flops_per_token(*, num_parameters: int, num_layers: int, width: int, sequence_length: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ import torch
 
 from gooseslo.engine.build import build_trainer
 from gooseslo.engine.checkpoint.folders import clean_up, find_latest, read_state
+from gooseslo.engine.display.summary import resume_command, summary
 from gooseslo.engine.interrupt import Interrupted
 from gooseslo.engine.launcher import LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.preflight import num_devices
-from gooseslo.engine.report import summary
 from gooseslo.engine.run_folder import describe_environment, open_run_folder
 from gooseslo.engine.sources import RunData, prepare_data
 from gooseslo.engine.start import check_same_data, check_same_model, find_start, is_finished, last_step
@@ -25,7 +24,6 @@ from gooseslo.engine.worker import Worker
 from gooseslo.errors import ConfigError, Fault
 from gooseslo.schema.dump import dump_yaml
 from gooseslo.schema.groups import TrainJob
-from gooseslo.schema.quoting import as_argument
 
 
 def train(
@@ -80,12 +78,16 @@ def train(
         launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
     except Interrupted as error:
         clean_up(folder.checkpoints)
-        error.say(_how_to_go_on(folder.path, [*command, *overrides], saved=error.stopped))
+        resume = resume_command(job, folder.path, overrides, command=command)
+        error.say(_how_to_go_on(folder.path, resume, saved=error.stopped))
         raise
     finally:
         folder.close()
     if job.logging.progress:
-        console.write(summary(folder.path))
+        seconds = (datetime.datetime.now() - now).total_seconds()
+        console.write(
+            summary(folder.path, resume=resume_command(job, folder.path, overrides, command=command), seconds=seconds)
+        )
     return 0
 
 
@@ -102,11 +104,8 @@ def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:
     )
 
 
-def _how_to_go_on(run_dir: Path, command: list[str], *, saved: bool) -> str:
-    """Where the run stands, and the command that continues it, to be pasted into a shell."""
-    replaced = ("run.name=", "run.dir=", "checkpoint.resume=")
-    kept = [word for word in command if not word.startswith(replaced)]
-    resume = shlex.join([*kept, as_argument("run.dir", str(run_dir))])
+def _how_to_go_on(run_dir: Path, resume: str, *, saved: bool) -> str:
+    """Where the run stands, and the command that continues it."""
     latest = find_latest(run_dir)
     step = latest and read_state(latest)["step"]
     done = f": saved step {step}" if saved else ""

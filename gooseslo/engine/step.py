@@ -93,6 +93,11 @@ class TrainStep:
         losses = self.runner.evaluate(input_ids.to(self.device), labels.to(self.device))
         return self._total(losses), self._count(labels)
 
+    def stage_seconds(self) -> list[float]:
+        """Compute time of the last step by stage: this rank's at its own stage, 0 at the others."""
+        own = self.context.at.pp
+        return [self.runner.stopwatch.seconds() * (stage == own) for stage in range(self.context.topology.pp)]
+
     def norm(self) -> Tensor:
         """The gradient norm of the whole model."""
         parameters = self.model.parameters()

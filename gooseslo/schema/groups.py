@@ -235,9 +235,20 @@ class SlurmLauncherConfig(LauncherConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    mode: str = "off"
+    """off, offline (files in the run folder alone) or online; needs an account and `wandb login` to be online."""
+    project: str = "gooseslo"
+    """The project that the run belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     progress: bool = True
     """Live display on a terminal, plain lines elsewhere."""
+    tensorboard: bool = False
+    """Event files in the run folder, for `tensorboard --logdir runs`."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

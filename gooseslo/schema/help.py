@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 import typing
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gooseslo.schema import groups
 from gooseslo.schema.keys import OPEN_KEY, owning_options
-from gooseslo.schema.store import SCHEMAS, group_names, group_options
+from gooseslo.schema.store import SCHEMAS, config_folders, group_names, group_options
 from gooseslo.schema.values import type_name
 
 HELP_COLUMN = 30
@@ -31,28 +33,55 @@ def field_docs() -> dict[tuple[str, str], str]:
     return docs
 
 
-def job_help(job_type: type) -> str:
-    """Groups with their options, then every key of the job: key, type, default, meaning."""
-    has_groups = job_type is groups.TrainJob
-    lines = []
-    if has_groups:
-        lines += ["groups:"]
-        lines += [f"  {group + '=':<{HELP_COLUMN - 2}}{', '.join(group_options(group))}" for group in group_names()]
-        lines += [""]
-    lines += ["keys:"]
+@dataclass(frozen=True, kw_only=True)
+class KeyHelp:
+    """What there is to know of one key."""
+
+    key: str
+    kind: str
+    default: str
+    """As one types it; empty for what has none."""
+    text: str
+
+
+def key_help(job_type: type) -> list[KeyHelp]:
+    """Every key of the job under any choice of options, each once, in the order of the schemas."""
     docs = field_docs()
-    seen = set()
+    found: dict[str, KeyHelp] = {}
     for prefix, schema in _schemas(job_type):
         for field in dataclasses.fields(schema):
             key, hint = f"{prefix}{field.name}", _type_of(schema, field.name)
-            if key not in seen and not dataclasses.is_dataclass(hint):
-                said = (
-                    docs[base.__name__, field.name] for base in schema.__mro__ if (base.__name__, field.name) in docs
-                )
-                words = next(said, "") + (_options_note(key) if has_groups else "")
-                lines += _entry(key, hint, _default(field), words)
-            seen.add(key)
-    return "\n".join(lines)
+            if key in found or dataclasses.is_dataclass(hint):
+                continue
+            said = (docs[base.__name__, field.name] for base in schema.__mro__ if (base.__name__, field.name) in docs)
+            text = next(said, "") + (_options_note(key) if job_type is groups.TrainJob else "")
+            if key == OPEN_KEY:
+                found[key] = KeyHelp(key=f"{OPEN_KEY}.FIELD", kind="any", default="", text=text)
+            else:
+                found[key] = KeyHelp(key=key, kind=type_name(hint), default=_default(field), text=text)
+    return list(found.values())
+
+
+def group_descriptions() -> list[tuple[str, str, str]]:
+    """(group, its options, what it is) of every group of `train`."""
+    return [(group, ", ".join(group_options(group)), _first_words(group)) for group in group_names()]
+
+
+def _first_words(group: str) -> str:
+    """The comment beside the group in the defaults of `train.yaml`."""
+    defaults = (config_folders()[0] / "train.yaml").read_text(encoding="utf-8")
+    match = re.search(rf"^  - {group}: \S+ +# (.*)$", defaults, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def job_help(job_type: type) -> str:
+    """Groups with their options, then every key of the job: key, type, default, meaning."""
+    lines = []
+    if job_type is groups.TrainJob:
+        lines += ["groups:"]
+        lines += [f"  {group + '=':<{HELP_COLUMN - 2}}{', '.join(group_options(group))}" for group in group_names()]
+        lines += [""]
+    return "\n".join([*lines, "keys:", *(line for entry in key_help(job_type) for line in _lines(entry))])
 
 
 def _options_note(key: str) -> str:
@@ -67,12 +96,22 @@ def _type_of(schema: type, name: str) -> Any:
 
 def _schemas(job_type: type) -> Iterator[tuple[str, type]]:
     """(prefix of its keys, class) of every part of a job, a group's once per option."""
-    yield "", job_type
-    for field in dataclasses.fields(job_type):
-        if field.name in SCHEMAS and job_type is groups.TrainJob:
-            yield from ((f"{field.name}.", schema) for schema in SCHEMAS[field.name].values())
-        elif isinstance(field.default_factory, type):
-            yield f"{field.name}.", field.default_factory
+    yield from _parts("", job_type)
+    if job_type is groups.TrainJob:
+        for group, options in SCHEMAS.items():
+            for schema in options.values():
+                yield from _parts(f"{group}.", schema)
+
+
+def _parts(prefix: str, schema: type) -> Iterator[tuple[str, type]]:
+    """A class and those of its sections; of a job the groups are left out, which have a class per option."""
+    yield prefix, schema
+    for field in dataclasses.fields(schema):
+        if dataclasses.is_dataclass(field.default_factory) and not (
+            schema is groups.TrainJob and field.name in SCHEMAS
+        ):
+            assert isinstance(field.default_factory, type)
+            yield from _parts(f"{prefix}{field.name}.", field.default_factory)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -85,11 +124,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return words[default] if default is None or isinstance(default, bool) else str(default)
 
 
-def _entry(key: str, hint: Any, default: str, doc: str) -> list[str]:
-    if key == OPEN_KEY:
-        key, kind = f"{OPEN_KEY}.FIELD", "any"
-    else:
-        kind = f"{type_name(hint)}, {default}"
-    text = textwrap.wrap(f"[{kind}] {doc}", 118 - HELP_COLUMN, break_on_hyphens=False)
-    head = f"  {key:<{HELP_COLUMN - 3}} "
+def _lines(entry: KeyHelp) -> list[str]:
+    kind = f"{entry.kind}, {entry.default}" if entry.default else entry.kind
+    text = textwrap.wrap(f"[{kind}] {entry.text}", 118 - HELP_COLUMN, break_on_hyphens=False)
+    head = f"  {entry.key:<{HELP_COLUMN - 3}} "
     return [head + text[0], *(" " * HELP_COLUMN + line for line in text[1:])]

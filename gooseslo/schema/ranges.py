@@ -59,6 +59,10 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "checkpoint.every": at_least(0),
     "checkpoint.keep": at_least(0),
     "checkpoint.keep_every": at_least(0),
+    "logging.wandb.project": Bound(
+        "must be 1 to 128 characters, none of them / \\ # ? % :",
+        lambda value: 1 <= len(value) <= 128 and not set(value) & set("/\\#?%:"),
+    ),
     "launcher.workers": at_least(1),
     "launcher.timeout_seconds": at_least(1),
     "launcher.shutdown_seconds": at_least(1),
@@ -68,6 +72,7 @@ TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "parallel.schedule": ("auto", "gpipe", "1f1b"),
     "train.precision": ("auto", "fp32", "bf16", "fp64"),
     "train.bf16_mode": ("master", "autocast"),
+    "logging.wandb.mode": ("off", "offline", "online"),
     "device": ("auto", "cuda", "cpu"),
 }
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 TRAIN_FIELDS = {
     "kind", "step", "loss", "lr", "grad_norm", "tokens", "consumed_samples", "consumed_tokens", "step_seconds",
     "data_wait_seconds", "tokens_per_second", "flops_per_second", "mfu", "memory_bytes", "skipped",
+    "stage_seconds",
 }  # fmt: skip
 EVAL_FIELDS = {"kind", "step", "split", "loss", "perplexity", "samples"}
 
@@ -48,6 +49,8 @@ def test_metrics_have_a_line_for_each_step_and_evaluation(trained):
     assert [record["step"] for record in evaluations] == [3, 6]
     assert all(set(record) == EVAL_FIELDS and record["split"] == "valid" for record in evaluations)
     assert all(record["tokens"] == 8 * 32 for record in train)
+    assert all(len(record["stage_seconds"]) == 2 for record in train)
+    assert all(0 < seconds < record["step_seconds"] for record in train for seconds in record["stage_seconds"])
     assert [record["consumed_samples"] for record in train] == [8, 16, 24, 32, 40, 48]
     assert train[-1]["consumed_tokens"] == 6 * 8 * 32
     assert train[0]["lr"] == 0 and train[1]["lr"] == pytest.approx(3e-5)

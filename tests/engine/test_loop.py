@@ -3,13 +3,15 @@
 import math
 import signal
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
+from gooseslo.engine import loop, metrics
 from gooseslo.engine.build import build_step
 from gooseslo.engine.loop import LoopSettings, Position, Trainer
-from gooseslo.engine.metrics import eval_record
+from gooseslo.engine.metrics import describer, eval_record
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.requests import Requests
 from gooseslo.engine.step import StepResult
@@ -36,6 +38,9 @@ class FakeStep:
 
     def evaluate(self, input_ids, labels):
         return 6.0, 4
+
+    def stage_seconds(self):
+        return [0.25, 0.5]
 
 
 class Loader(SimpleNamespace):
@@ -101,6 +106,22 @@ def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():
 def test_too_many_skipped_steps_in_a_row_end_the_run():
     made, events, _ = trainer(FakeStep(bad=[1, 2, *range(4, 100)]), last_step=100)
     with pytest.raises(FloatingPointError, match=r"3 steps in a row .* the last of them step 7 \(.*skipped_steps=3"):
+        made.fit(Position())
+    assert events[-1] == "closed"
+
+
+def test_every_observer_is_closed_whatever_another_does():
+    made, events, _ = trainer(FakeStep(), last_step=1)
+
+    def broken(record):
+        """Takes everything, and cannot be closed."""
+
+    def fail():
+        raise OSError("no space")
+
+    broken.close = fail
+    made.observers = [made.observers[0], broken]
+    with pytest.raises(OSError):
         made.fit(Position())
     assert events[-1] == "closed"
 
@@ -216,3 +237,55 @@ def poisoned(rank, world_size, case):
 def test_all_ranks_skip_together(layout):
     case = Case(fields=tiny_fields("gpt2"), samples=8, clip_grad_norm=1.0, **layout)
     assert run_ranks(poisoned, 2, case) == [(True, True), (True, True)]
+
+
+def gathered(rank, world_size):
+    """What a step's numbers become over the ranks."""
+    made, *_ = trainer(FakeStep())
+    return made._largest([float(2**40 + rank), rank * 0.5, 1.0 - rank])
+
+
+def test_the_largest_of_each_number_is_exact_on_all_ranks():
+    assert run_ranks(gathered, 2) == [[2**40 + 1, 0.5, 1.0]] * 2
+
+
+M1 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 259}
+
+
+def utilisation(rank, world_size, seconds, samples):
+    """The line of one real step of `seconds` by a simulated clock, on devices of 1e12 operations per second."""
+    case = Case(fields=M1, dp=2, sequence_length=128, precision="fp32", samples=samples)
+    plan = make_plan(case.job(), num_devices=0)
+    context = ParallelContext(plan.topology, rank)
+    step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
+    lines, times = [], iter([0.0, 0.0, seconds])
+    with mock.patch.object(metrics, "peak_flops", lambda name, precision: 1e12):
+        describe = describer(plan, sequence_length=128)
+    share = case.samples // case.dp
+    ids, labels = (t[rank * share : (rank + 1) * share] for t in case.batch(0))
+    made = Trainer(
+        train_step=step,
+        optimizer=torch.optim.SGD(step.model.parameters().values(), lr=0.1),
+        lr_at=lambda updates: 0.1,
+        train_loader=SimpleNamespace(
+            global_batch_size=case.samples, batch=lambda consumed: SimpleNamespace(input_ids=ids, labels=labels)
+        ),
+        eval_loader=None,
+        settings=LoopSettings(last_step=1, eval_every=0, save_every=0, save_at_end=False),
+        save=lambda position: None,
+        describe=describe,
+        observers=[lines.append],
+    )
+    with mock.patch.object(loop, "time", SimpleNamespace(perf_counter=lambda: next(times))):
+        made._fit(Position())
+    return {name: lines[0][name] for name in ("tokens", "tokens_per_second", "flops_per_second", "mfu")}
+
+
+@pytest.mark.parametrize("accumulation, seconds", [(4, 0.5), (8, 1.0)])
+def test_utilisation_counts_the_whole_step_against_all_devices(accumulation, seconds):
+    """896,640 operations a token; 2 samples a micro-batch, 2 data-parallel ranks: 4096 tokens/s either way."""
+    lines = run_ranks(utilisation, 2, seconds, 2 * accumulation * 2)
+    for line in lines:
+        assert line["tokens"] == 512 * accumulation and line["tokens_per_second"] == 4096
+        assert line["flops_per_second"] == 4096 * 896_640
+        assert line["mfu"] == pytest.approx(0.001836, rel=1e-3)

@@ -43,6 +43,7 @@ def record(**changes):
         "data_wait_seconds": 0.01,
         "memory_bytes": 1000,
         "skipped": False,
+        "stage_seconds": (0.2, 0.25),
     }
     return TrainRecord(**{**fields, **changes})
 
@@ -72,8 +73,9 @@ def test_a_train_line_has_the_promised_fields_and_no_utilisation_on_an_unknown_d
     line = describer(plan, sequence_length=128)(record())
     assert " ".join(line) == (
         "kind step loss lr grad_norm tokens consumed_samples consumed_tokens step_seconds data_wait_seconds "
-        "tokens_per_second flops_per_second mfu memory_bytes skipped"
+        "tokens_per_second flops_per_second mfu memory_bytes skipped stage_seconds"
     )
+    assert line["stage_seconds"] == [0.2, 0.25]
     assert line["kind"] == "train" and line["mfu"] is None and line["flops_per_second"] == 4096 * M1_FLOPS
 
 

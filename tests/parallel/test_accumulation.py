@@ -14,7 +14,8 @@ def runner(loss, num_micro):
     weight = torch.nn.Parameter(torch.ones(()))
     module = torch.nn.Module()
     module.forward = lambda x: weight * x
-    made = SequentialRunner(module, loss, RandomStreams(0), first_micro_batch=0, num_micro=num_micro)
+    where = {"first_micro_batch": 0, "num_micro": num_micro, "device": torch.device("cpu")}
+    made = SequentialRunner(module, loss, RandomStreams(0), **where)
     return made, weight
 
 

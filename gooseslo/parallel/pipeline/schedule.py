@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.pipeline.stopwatch import Stopwatch
 from gooseslo.parallel.random import RandomStreams
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -26,6 +27,9 @@ SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": Sched
 
 class Runner(Protocol):
     """Runs one batch of this data-parallel rank, micro-batch by micro-batch."""
+
+    stopwatch: Stopwatch
+    """Runs while this rank computes; reset at the beginning of `train`."""
 
     def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
         """Forward and backward, gradients added to `.grad`; the micro-batches' losses on the last stage, else []."""
@@ -38,17 +42,27 @@ class SequentialRunner:
     """One stage: forward and backward of each micro-batch in turn."""
 
     def __init__(
-        self, module: nn.Module, loss: LossFunction, streams: RandomStreams, *, first_micro_batch: int, num_micro: int
+        self,
+        module: nn.Module,
+        loss: LossFunction,
+        streams: RandomStreams,
+        *,
+        first_micro_batch: int,
+        num_micro: int,
+        device: torch.device,
     ):
         self.module, self.loss, self.streams = module, loss, streams
         self.first_micro_batch, self.num_micro = first_micro_batch, num_micro
+        self.stopwatch = Stopwatch(device)
 
     def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
         losses = []
+        self.stopwatch.reset()
         for index, (ids, targets) in enumerate(zip(input_ids.chunk(self.num_micro), labels.chunk(self.num_micro))):
             self.streams.micro_batch = self.first_micro_batch + index
-            loss = self.loss(self.module(ids), targets)
-            loss.backward()
+            with self.stopwatch.running():
+                loss = self.loss(self.module(ids), targets)
+                loss.backward()
             losses.append(loss.detach())
         return losses
 
@@ -59,15 +73,16 @@ class SequentialRunner:
 
 
 class StreamedStage(PipelineStage):
-    """torch's stage, keeping the random streams at the micro-batch whose forward or backward runs."""
+    """torch's stage, keeping the random streams at the micro-batch whose forward or backward runs, and its time."""
 
-    def __init__(self, *args: Any, streams: RandomStreams, first_micro_batch: int, **kwargs: Any):
+    def __init__(self, *args: Any, streams: RandomStreams, first_micro_batch: int, stopwatch: Stopwatch, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.streams, self.first_micro_batch = streams, first_micro_batch
+        self.streams, self.first_micro_batch, self.stopwatch = streams, first_micro_batch, stopwatch
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.streams.micro_batch = self.first_micro_batch + fwd_chunk_id
-        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        with self.stopwatch.running():
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.has_backward and self.is_last:
             # Without a backward pass torch would keep every micro-batch's logits until the next step.
             self.fwd_cache[fwd_chunk_id] = ((), [])
@@ -75,7 +90,8 @@ class StreamedStage(PipelineStage):
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.streams.micro_batch = self.first_micro_batch + bwd_chunk_id
-        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        with self.stopwatch.running():
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 class PipelineRunner:
@@ -95,6 +111,7 @@ class PipelineRunner:
         device: torch.device,
     ):
         """`example`: this stage's input and output of one micro-batch, on the meta device."""
+        self.stopwatch = Stopwatch(device)
         stage = StreamedStage(
             module,
             context.at.pp,
@@ -105,12 +122,15 @@ class PipelineRunner:
             group=context.pp_group,
             streams=streams,
             first_micro_batch=first_micro_batch,
+            stopwatch=self.stopwatch,
         )
         self.is_first, self.is_last = context.is_first_stage, context.is_last_stage
-        self.schedule = SCHEDULES[schedule](stage, num_micro, loss_fn=loss, scale_grads=False)
+        self.loss = loss
+        self.schedule = SCHEDULES[schedule](stage, num_micro, loss_fn=self._timed_loss, scale_grads=False)
 
     def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
+        self.stopwatch.reset()
         self.schedule.step(*self._inputs(input_ids), **self._targets(labels, losses), return_outputs=False)
         return [loss.detach() for loss in losses]
 
@@ -119,6 +139,10 @@ class PipelineRunner:
         losses: list[Tensor] = []
         self.schedule.eval(*self._inputs(input_ids), **self._targets(labels, losses), return_outputs=False)
         return losses
+
+    def _timed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        with self.stopwatch.running():
+            return self.loss(logits, labels)
 
     def _inputs(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         return (input_ids,) if self.is_first else ()

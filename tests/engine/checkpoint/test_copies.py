@@ -9,8 +9,8 @@ import torch
 from gooseslo.engine.checkpoint import copies
 from gooseslo.engine.checkpoint.load import load_tensors
 from gooseslo.engine.checkpoint.save import Coordinates, LocalState, save_step
+from gooseslo.engine.display.reporter import Reporter
 from gooseslo.engine.metrics import warning_record
-from gooseslo.engine.report import Reporter
 from gooseslo.parallel.tensor.layouts import whole
 
 NORM = "transformer.h.0.ln_1.weight"
@@ -130,5 +130,5 @@ def test_only_what_ranks_hold_in_common_is_read(warnings_of, monkeypatch):
 def test_the_warning_is_on_the_console_whatever_is_shown():
     stream = io.StringIO()
     with Reporter(stream, num_steps=3) as reporter:
-        reporter(warning_record(step=3, text="step-00000003: ranks differ"))
+        reporter(warning_record("step-00000003: ranks differ"))
     assert stream.getvalue() == "warning: step-00000003: ranks differ\n"
