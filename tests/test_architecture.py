@@ -30,7 +30,15 @@ CONFINED = {
 ON_DEMAND = ("wandb", "tensorboard", "torch.utils.tensorboard")
 WITHOUT_TORCH = ("schema/", "policies/", "errors.py", "cli.py")
 MODEL_CLASS = re.compile(r"^(AutoModel\w*|\w+(LMHead|For\w+|[a-z0-9])Model|\w+For[A-Z]\w+)$")
-MODEL_CLASSES = ("engine/hf.py", "engine/generate.py", "engine/checkpoint/", "policies/from_hf.py", "serve/")
+# the last of them is what everything is held against: plain transformers
+MODEL_CLASSES = (
+    "engine/hf.py",
+    "engine/generate.py",
+    "engine/checkpoint/",
+    "policies/from_hf.py",
+    "serve/",
+    "testing/parity.py",
+)
 BASE_CLASSES = {"PreTrainedModel"}
 # the last of them starts processes itself, with the environment that it was given
 ENVIRONMENT = ("cli.py", "engine/launcher.py", "engine/worker.py", "testing/ranks.py")

@@ -50,21 +50,15 @@ def train(
         if is_finished(job, start):
             console.write(f"{start.parent.parent}: finished already, at step {last_step(job)}; nothing to do\n")
             return 0
-    data = prepare_data(
-        job.data,
-        seed=job.run.seed,
-        model_vocab_size=plan.config.vocab_size,
-        cache_dir=cache_dir,
-        progress=lambda message: _say(console, job, message),
-    )
-    for split in data.splits:
-        data.dataset(split, job.train.sequence_length)
-    if start is not None:
-        check_same_data(start, data.identity)
+    data = _prepare(job, plan, start, cache_dir=cache_dir, console=console)
     plan = plan.with_end_of_text(data.eos_token_id)
 
     now = datetime.datetime.now()
     folder = open_run_folder(name=job.run.name, directory=job.run.dir, model_name=job.model.name or "model", now=now)
+
+    def go_on() -> str:
+        return resume_command(job, folder.path, overrides, command=command)
+
     try:
         if find_start(job) != start:
             raise ConfigError(Fault(key="run.name", value=folder.path.name, rule="another run of this name went on"))
@@ -78,17 +72,30 @@ def train(
         launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
     except Interrupted as error:
         clean_up(folder.checkpoints)
-        resume = resume_command(job, folder.path, overrides, command=command)
-        error.say(_how_to_go_on(folder.path, resume, saved=error.stopped))
+        error.say(_how_to_go_on(folder.path, go_on(), saved=error.stopped))
         raise
     finally:
         folder.close()
     if job.logging.progress:
         seconds = (datetime.datetime.now() - now).total_seconds()
-        console.write(
-            summary(folder.path, resume=resume_command(job, folder.path, overrides, command=command), seconds=seconds)
-        )
+        console.write(summary(folder.path, resume=go_on(), seconds=seconds))
     return 0
+
+
+def _prepare(job: TrainJob, plan: Plan, start: Path | None, *, cache_dir: Path, console: TextIO) -> RunData:
+    """The run's data, with every split long enough, and the same as before where the run goes on from `start`."""
+    data = prepare_data(
+        job.data,
+        seed=job.run.seed,
+        model_vocab_size=plan.config.vocab_size,
+        cache_dir=cache_dir,
+        progress=lambda message: _say(console, job, message),
+    )
+    for split in data.splits:
+        data.dataset(split, job.train.sequence_length)
+    if start is not None:
+        check_same_data(start, data.identity)
+    return data
 
 
 def _launch_spec(job: TrainJob, plan: Plan, run_dir: Path) -> LaunchSpec:

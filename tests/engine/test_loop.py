@@ -271,7 +271,7 @@ def utilisation(rank, world_size, seconds, samples):
             global_batch_size=case.samples, batch=lambda consumed: SimpleNamespace(input_ids=ids, labels=labels)
         ),
         eval_loader=None,
-        settings=LoopSettings(last_step=1, eval_every=0, save_every=0, save_at_end=False),
+        settings=LoopSettings(last_step=1, eval_every=0, save_every=0, save_at_end=False, max_skipped_steps=10),
         save=lambda position: None,
         describe=describe,
         observers=[lines.append],
