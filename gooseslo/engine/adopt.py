@@ -29,7 +29,7 @@ from gooseslo.engine.worker import Duties, WorkerSetup, die_with, log_path, redi
 from gooseslo.errors import ConfigError, Fault, GooseError, WorkerError
 from gooseslo.schema.groups import TrainJob
 
-_WORK, _HEARD, _WORLD = "gooseslo/work", "gooseslo/heard", "gooseslo/world"
+_WORK, _HEARD, _READY, _WORLD = "gooseslo/work", "gooseslo/heard", "gooseslo/ready", "gooseslo/world"
 _MEET_SECONDS = 300.0
 _HEAR_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -175,7 +175,11 @@ class AdoptedDuties(Duties):
     def enlist(self, work: _Work) -> None:
         """Sign in for the work."""
         self._folder, self._shutdown_seconds = work.setup.failure_dir, work.spec.shutdown_seconds
-        roster.sign_in(self.folder, self.rank)
+        try:
+            roster.sign_in(self.folder, self.rank)
+        except FileNotFoundError:
+            reason = f"the folder {self.folder} of the launch is not there: the run ended, or this machine lacks it"
+            raise WorkerError(f"rank {self.rank}: {reason}") from None
 
     def begin_training(self) -> None:
         super().begin_training()
@@ -210,6 +214,7 @@ def _meet(place: Place) -> dist.Store:
 def _take_part(place: Place, store: dist.Store, work: _Work, duties: AdoptedDuties) -> None:
     """This rank's part in the run; raises what it ended by: Interrupted, or an error for the user on one rank."""
     duties.enlist(work)
+    _await_all_ready(place, store)
     store.set_timeout(timedelta(seconds=work.spec.timeout_seconds))
     meeting = {"store": dist.PrefixStore(_WORLD, store), "rank": place.rank, "world_size": place.world_size}
     with _redirected(log_path(work.setup.run_dir, place.rank)) as console:
@@ -228,6 +233,19 @@ def _take_part(place: Place, store: dist.Store, work: _Work, duties: AdoptedDuti
             raise _outcome(duties.fail(error), work) from None
     if duties.stopped_by:
         raise Interrupted(duties.stopped_by, stopped=True)
+
+
+def _await_all_ready(place: Place, store: dist.Store) -> None:
+    """Wait for the last rank's start: how long it takes to import is no matter of the run's own timeout."""
+    deadline = time.monotonic() + _MEET_SECONDS
+    ready = store.add(_READY, 1)
+    while ready < place.world_size:
+        if time.monotonic() > deadline:
+            raise WorkerError(
+                f"rank {place.rank}: only {ready} of {place.world_size} ranks came in {_MEET_SECONDS:g} s"
+            )
+        time.sleep(_POLL_SECONDS)
+        ready = store.add(_READY, 0)
 
 
 @contextlib.contextmanager

@@ -98,16 +98,30 @@ def test_a_launcher_that_finds_no_ranks_says_how_to_start_them(shell, small):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_failing_rank_shows_its_own_traceback_once(srun, shell):
+def test_a_rank_that_is_waited_for_in_vain_is_named_once_and_killed(srun, shell):
     options = ["parallel.tp=2", "parallel.pp=2", "train.steps=5000", "run.name=run", "launcher.timeout_seconds=15"]
     ranks = srun(4, *options)
     metrics = shell.folder / "runs" / "run" / "metrics.jsonl"
     wait_for(lambda: ranks[0].poll() is not None or (metrics.exists() and metrics.read_text().count("\n") >= 2))
+    assert ranks[0].poll() is None, ends(ranks)
     ranks[2].send_signal(signal.SIGSTOP)
     codes, _, error = ends(ranks)
     assert codes == [1, 1, -signal.SIGKILL, 1]
     said = [text for text in error if text]
     assert len(said) == 1 and "rank 2 (tp=0 pp=1 dp=0) on " in said[0] and "was stopped" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_rank_that_is_killed_is_named_by_one_of_the_others(srun, shell):
+    ranks = srun(2, "parallel.tp=2", "train.steps=5000", "checkpoint.every=0", "run.name=run")
+    metrics = shell.folder / "runs" / "run" / "metrics.jsonl"
+    wait_for(lambda: ranks[0].poll() is not None or (metrics.exists() and metrics.read_text().count("\n") >= 2))
+    ranks[1].kill()
+    codes, _, error = ends(ranks)
+    assert codes == [1, -signal.SIGKILL] and error[1] == ""
+    assert "rank 1 (tp=1 pp=0 dp=0) on " in error[0].splitlines()[-1] and "gone without a word" in error[0]
+    assert not list((shell.folder / "runs" / "run" / "checkpoints").iterdir())
 
 
 @pytest.mark.slow
