@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gooseslo"
 
 # room -> the rooms whose modules it may import
-ROOMS: dict[str, set[str]] = {"errors": set()}
-ROOMS["schema"] = ROOMS["policies"] = ROOMS["kernels"] = ROOMS["data"] = {"errors"}
+ROOMS: dict[str, set[str]] = {"errors": set(), "staging": set()}
+ROOMS["schema"] = ROOMS["policies"] = ROOMS["kernels"] = {"errors"}
+ROOMS["data"] = {"errors", "staging"}
 ROOMS["parallel"] = {"errors", "schema", "policies", "kernels"}
-ROOMS["engine"] = ROOMS["parallel"] | {"parallel", "data"}
+ROOMS["engine"] = ROOMS["parallel"] | {"parallel", "data", "staging"}
 ROOMS["serve"] = ROOMS["api"] = ROOMS["testing"] = ROOMS["engine"] | {"engine"}
 ROOMS["cli"] = ROOMS["__main__"] = ROOMS["engine"] | {"engine", "serve", "api", "testing", "cli"}
 

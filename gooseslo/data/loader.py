@@ -29,12 +29,6 @@ class Batch:
     sample_ids: torch.Tensor
     """int64 [B]: numbers of the samples in their split; -1 for a row that only fills the batch."""
 
-    def micro_batches(self, micro_batch_size: int) -> Iterator[Batch]:
-        """Its rows in order, `micro_batch_size` at a time."""
-        for start in range(0, len(self.input_ids), micro_batch_size):
-            rows = slice(start, start + micro_batch_size)
-            yield Batch(input_ids=self.input_ids[rows], labels=self.labels[rows], sample_ids=self.sample_ids[rows])
-
 
 class TrainLoader:
     """Global batches by position; data-parallel rank d takes the d-th contiguous part of each.

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.corpus import Corpus, Piece
 from gooseslo.data.packed import PackedDataset, TokenFile
-from gooseslo.data.staging import create_staging, publish, remove_stale
 from gooseslo.data.tokenizer import (
     DocumentEncoder,
     check_fits,
@@ -30,6 +29,7 @@ from gooseslo.data.tokenizer import (
     train_tokenizer,
 )
 from gooseslo.errors import DataError
+from gooseslo.staging import create_staging, publish, remove_stale
 
 _FORMAT = 2
 _BATCH_CHARACTERS = 1 << 20

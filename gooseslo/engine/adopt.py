@@ -25,6 +25,7 @@ from gooseslo.engine.failure import Failure
 from gooseslo.engine.interrupt import Interrupted
 from gooseslo.engine.launcher import LaunchSpec, scratch_folder
 from gooseslo.engine.place import Place
+from gooseslo.engine.run_folder import LOGS
 from gooseslo.engine.worker import Duties, WorkerSetup, die_with, log_path, redirect, run_main
 from gooseslo.errors import ConfigError, Fault, GooseError, WorkerError
 from gooseslo.schema.groups import TrainJob
@@ -77,7 +78,7 @@ class Leader:
         All machines must see the folder of the run, under the same path.
         """
         spec = dataclasses.replace(spec, run_dir=spec.run_dir.resolve())
-        spec.run_dir.joinpath("logs").mkdir(parents=True, exist_ok=True)
+        spec.run_dir.joinpath(LOGS).mkdir(parents=True, exist_ok=True)
         scratch = spec.run_dir / f".launch-{os.getpid()}"
         setup = spec.worker_setup(scratch, workers_here=self._place.local_size, parent_pid=os.getppid())
         work = _Work(spec=spec, setup=setup, main=main, args=args)

@@ -27,6 +27,7 @@ from gooseslo.engine.optimizer import build_optimizer, optimizer_tensors, set_up
 from gooseslo.engine.plan import Plan
 from gooseslo.engine.precision import CastStage, Masters
 from gooseslo.engine.requests import Requests
+from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
@@ -140,7 +141,7 @@ def build_saver(
                 observer(warning_record(text))
 
         return save_step(
-            worker.run_dir / "checkpoints",
+            worker.run_dir / CHECKPOINTS,
             position.step,
             local=LocalState(
                 tensors={name: (p.detach(), placements[name]) for name, p in model.parameters().items()},

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from gooseslo import errors
-from gooseslo.engine.run_folder import write_atomically
 from gooseslo.errors import GooseError, PeerSaveError, WorkerError
+from gooseslo.staging import write_text
 
 _CONNECTION = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|timed out|timeout|gloo|nccl|tcpstore|socket", re.IGNORECASE
@@ -146,7 +146,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def write(failure: Failure, folder: Path) -> None:
     """Leave the failure where the parent looks for it."""
-    write_atomically(folder / f"rank-{failure.rank}.json", json.dumps(dataclasses.asdict(failure)))
+    write_text(folder / f"rank-{failure.rank}.json", json.dumps(dataclasses.asdict(failure)))
 
 
 def read_all(folder: Path) -> dict[int, Failure]:

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from gooseslo.engine.checkpoint import manifest
+from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.errors import CheckpointError, ConfigError, Fault
 from gooseslo.schema.groups import GenerateJob
 from gooseslo.schema.quoting import as_argument
@@ -53,9 +55,9 @@ def merged_folder(path: str | None) -> Path:
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(Fault(key="model.path", value=path, rule="no such folder"))
-    if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
+    if (folder / CHECKPOINTS).is_dir() or (folder / manifest.FILE_NAME).is_file():
         raise CheckpointError(
-            f"model.path={path}: a {'run' if (folder / 'checkpoints').is_dir() else 'step'} folder, not a merged one\n"
+            f"model.path={path}: a {'run' if (folder / CHECKPOINTS).is_dir() else 'step'} folder, not a merged one\n"
             f"  merge it first: gooseslo merge-checkpoint {shlex.quote(as_argument('input', path))} output=DIR"
         )
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]

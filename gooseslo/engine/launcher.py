@@ -29,6 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from gooseslo.engine import failure, roster
 from gooseslo.engine.failure import Failure
 from gooseslo.engine.interrupt import SAME_SIGNAL_SECONDS, Interrupted, handled
+from gooseslo.engine.run_folder import LOGS
 from gooseslo.engine.watchdog import Watchdog
 from gooseslo.engine.worker import WorkerSetup, log_path, run_worker
 from gooseslo.errors import GooseError
@@ -74,7 +75,7 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
     """
     assert len(spec.coordinates) == spec.num_workers
     run_dir = spec.run_dir
-    run_dir.joinpath("logs").mkdir(parents=True, exist_ok=True)
+    run_dir.joinpath(LOGS).mkdir(parents=True, exist_ok=True)
     scratch = run_dir / f".launch-{os.getpid()}"
     setup = spec.worker_setup(scratch, workers_here=spec.num_workers, parent_pid=os.getpid())
     watchdog = Watchdog(scratch)
@@ -216,7 +217,7 @@ def _no_child_left() -> Iterator[None]:
 @contextlib.contextmanager
 def _agent_log(run_dir: Path) -> Iterator[None]:
     """Send the agent's own messages to a file: what the user must know is in the error that we raise."""
-    handler = logging.FileHandler(run_dir / "logs" / "launcher.log", delay=True)
+    handler = logging.FileHandler(run_dir / LOGS / "launcher.log", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in _AGENT_LOGGERS]
     propagated = [logger.propagate for logger in loggers]

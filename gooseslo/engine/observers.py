@@ -15,6 +15,7 @@ from pathlib import Path
 from gooseslo.engine.display.reporter import Reporter
 from gooseslo.engine.loop import Observer
 from gooseslo.engine.metrics import MetricsWriter, warning_record
+from gooseslo.engine.run_folder import METRICS
 from gooseslo.engine.start import last_step
 from gooseslo.engine.trackers.tensorboard import TensorBoard
 from gooseslo.engine.trackers.wandb_run import WandbRun
@@ -27,7 +28,7 @@ def build_observers(worker: Worker, job: TrainJob, *, first_step: int) -> list[O
     if worker.rank != 0:
         return []
     run_dir, logging = worker.run_dir, job.logging
-    metrics = MetricsWriter(run_dir / "metrics.jsonl")
+    metrics = MetricsWriter(run_dir / METRICS)
     steps = last_step(job)
     display = Guarded(
         "the display", lambda: Reporter(worker.console, num_steps=steps, progress=logging.progress), warn=_log

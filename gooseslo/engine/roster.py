@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gooseslo.engine.run_folder import write_atomically
+from gooseslo.staging import write_text
 
 _TRAINING = "training"
 _STOPPED = "stopped"
@@ -50,7 +50,7 @@ class Member:
 def sign_in(folder: Path, rank: int) -> None:
     """Say that the worker is there."""
     member = Member(rank=rank, pid=os.getpid(), start=_state(os.getpid())[1], host=socket.gethostname())
-    write_atomically(folder / f"member-{rank}", json.dumps(asdict(member)))
+    write_text(folder / f"member-{rank}", json.dumps(asdict(member)))
 
 
 def sign_out(folder: Path, rank: int) -> None:
@@ -85,7 +85,7 @@ def is_training(folder: Path) -> bool:
 
 def mark_stopped(folder: Path, number: int) -> None:
     """Say that all ranks stopped together on this signal, and saved."""
-    write_atomically(folder / _STOPPED, str(number))
+    write_text(folder / _STOPPED, str(number))
 
 
 def stopped_by(folder: Path) -> int:

@@ -17,41 +17,38 @@ from pathlib import Path
 from typing import Any
 
 from gooseslo.errors import ConfigError, Fault
+from gooseslo.staging import write_text
+
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+LOGS = "logs"
+CHECKPOINTS = "checkpoints"
+"""What lies in a run folder, by the names that users know."""
 
 _LOCK = ".lock"
-_CONFIG = "config.yaml"
 _PACKAGES = ("gooseslo", "torch", "transformers", "hydra-core", "omegaconf", "safetensors", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """A locked run folder; `created` is false where an earlier run is continued."""
+    """A locked run folder."""
 
     path: Path
     lock_fd: int
-    created: bool
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / CHECKPOINTS
 
     def write(self, name: str, text: str) -> None:
         """Write a small file whole or not at all."""
-        write_atomically(self.path / name, text)
+        write_text(self.path / name, text)
 
     def describe(
         self, *, config_yaml: str, overrides: Iterable[str], plan: str, environment: Mapping[str, Any]
     ) -> None:
         """Write the four files that say what the run is."""
-        self.write(_CONFIG, config_yaml)
+        self.write(CONFIG, config_yaml)
         self.write("overrides.txt", "".join(f"{override}\n" for override in overrides))
         self.write("plan.txt", plan if plan.endswith("\n") else plan + "\n")
         self.write("environment.json", json.dumps(environment, indent=2) + "\n")
@@ -87,26 +84,16 @@ def open_run_folder(
     if directory is None and name is None:
         return _make_new(root, f"{model_name}-{now:%Y%m%d-%H%M%S}")
     key, value, path = _folder_of(name, directory, root)
-    created = not path.exists()
+    is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise ConfigError(Fault(key=key, value=value, rule=f"{path} is a file, not a run folder")) from None
     except OSError as error:
         raise ConfigError(Fault(key=key, value=value, rule=f"the folder {path} cannot be made: {error}")) from error
-    if not created:
+    if not is_new:
         _check_continued(path, key, value)
-    return _locked(path, key=key, value=value, created=created)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file under a temporary name, then give it its own: a reader never sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    return _locked(path, key=key, value=value)
 
 
 def describe_environment(argv: Iterable[str], now: datetime.datetime) -> dict[str, Any]:
@@ -146,7 +133,7 @@ def _make_new(root: Path, stem: str) -> RunFolder:
                 path.mkdir()
             except FileExistsError:
                 continue
-            return _locked(path, key="run.name", value=path.name, created=True)
+            return _locked(path, key="run.name", value=path.name)
     except OSError as error:
         way_out = "give a folder that you may write to with run.dir"
         raise ConfigError(
@@ -158,14 +145,14 @@ def _make_new(root: Path, stem: str) -> RunFolder:
 def _check_continued(path: Path, key: str, value: str | None) -> None:
     """Refuse what exists and is no run: files of another kind must not be mixed with ours."""
     names = os.listdir(path)
-    if names and _CONFIG not in names and _LOCK not in names:
-        rule = f"the folder {path} has files in it and is not a run (it has no {_CONFIG})"
+    if names and CONFIG not in names and _LOCK not in names:
+        rule = f"the folder {path} has files in it and is not a run (it has no {CONFIG})"
         raise ConfigError(Fault(key=key, value=value, rule=rule, way_out="give a new or empty folder"))
 
 
-def _locked(path: Path, *, key: str, value: str | None, created: bool) -> RunFolder:
-    folder = RunFolder(path=path, lock_fd=_lock(path, key=key, value=value), created=created)
-    folder.logs.mkdir(exist_ok=True)
+def _locked(path: Path, *, key: str, value: str | None) -> RunFolder:
+    folder = RunFolder(path=path, lock_fd=_lock(path, key=key, value=value))
+    path.joinpath(LOGS).mkdir(exist_ok=True)
     folder.checkpoints.mkdir(exist_ok=True)
     return folder
 

@@ -12,11 +12,10 @@ import yaml
 
 from gooseslo.engine.checkpoint.folders import find_latest, read_state
 from gooseslo.engine.checkpoint.manifest import Manifest
+from gooseslo.engine.run_folder import CONFIG
 from gooseslo.errors import CheckpointError, ConfigError, Fault
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.resume import check_resume
-
-CONFIG = "config.yaml"
 
 
 def last_step(job: TrainJob) -> int:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from gooseslo.engine import failure, roster
 from gooseslo.engine.interrupt import SignalWatch
+from gooseslo.engine.run_folder import LOGS
 
 _PR_SET_PDEATHSIG = 1
 HOLD_SECONDS = 3.0
@@ -140,7 +141,7 @@ class Duties:
 
 def log_path(run_dir: Path, rank: int) -> Path:
     """Where a worker's output goes."""
-    return run_dir / "logs" / f"rank-{rank}.log"
+    return run_dir / LOGS / f"rank-{rank}.log"
 
 
 def run_worker(setup: WorkerSetup, main: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -73,7 +73,7 @@ def test_order_is_independent_of_dp_and_micro_batches(num_samples, dp_size, micr
     whole = loader_of(dataset, batch=batch)
     parts = [loader_of(dataset, batch=batch, micro=micro, dp_rank=rank, dp_size=dp_size) for rank in range(dp_size)]
     for step in range(steps):
-        rows = [m.input_ids for part in parts for m in part.batch(step * batch).micro_batches(micro)]
+        rows = [m for part in parts for m in part.batch(step * batch).input_ids.split(micro)]
         assert all(len(row) == micro for row in rows)
         assert torch.equal(torch.cat(rows), whole.batch(step * batch).input_ids)
 

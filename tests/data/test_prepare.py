@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from gooseslo.data import prepare as prepare_module
 from gooseslo.data.packed import PackedDataset
 from gooseslo.data.prepare import prepare
-from gooseslo.data.staging import create_staging
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.errors import DataError
+from gooseslo.staging import create_staging
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gooseslo.engine.run_folder import describe_environment, open_run_folder, write_atomically
+from gooseslo.engine.run_folder import LOGS, describe_environment, open_run_folder
 from gooseslo.errors import ConfigError
+from gooseslo.staging import write_text
 
 NOW = datetime.datetime(2026, 3, 4, 5, 6, 7)
 
@@ -26,13 +27,13 @@ def test_runs_of_one_second_get_a_folder_each(tmp_path):
     assert paths == ["gpt2-20260304-050607", "gpt2-20260304-050607-2", "gpt2-20260304-050607-3"]
 
 
-def test_a_named_folder_is_continued_and_a_new_one_is_created(tmp_path):
+def test_a_named_folder_is_made_and_then_continued(tmp_path):
     first = open_folder(tmp_path, name="a")
-    assert first.created and first.path == tmp_path / "a"
-    assert first.logs.is_dir() and first.checkpoints.is_dir()
+    assert first.path == tmp_path / "a"
+    assert (first.path / LOGS).is_dir() and first.checkpoints.is_dir()
     first.close()
     second = open_folder(tmp_path, name="a")
-    assert not second.created and second.path == first.path
+    assert second.path == first.path
 
 
 def test_a_directory_wins_over_the_name_and_is_made_with_its_parents(tmp_path):
@@ -63,7 +64,7 @@ def test_the_lock_goes_with_a_process_that_is_killed(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -9
-    assert not open_folder(tmp_path, name="a").created
+    assert open_folder(tmp_path, name="a").path == tmp_path / "a"
 
 
 def test_what_is_no_run_is_refused(tmp_path):
@@ -92,8 +93,8 @@ def test_the_files_that_say_what_the_run_is(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "latest"
-    write_atomically(path, "old")
+    write_text(path, "old")
     monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old"
+        write_text(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gooseslo.data.staging import create_staging, publish, remove_stale, write_text
 from gooseslo.engine.checkpoint.manifest import FILE_NAME, Manifest
+from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.errors import CheckpointError
+from gooseslo.staging import create_staging, publish, remove_stale, write_text
 
-CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 STATE = "state.json"
 _STEP_FOLDER = re.compile(r"(\.?)step-(\d{8,})(\.replaced)?")

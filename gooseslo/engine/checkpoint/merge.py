@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from gooseslo.data.staging import staged_folder
-from gooseslo.engine.checkpoint.folders import CHECKPOINTS, STATE, find_latest, step_folders
+from gooseslo.engine.checkpoint.folders import STATE, find_latest, step_folders
 from gooseslo.engine.checkpoint.load import load_tensors
 from gooseslo.engine.checkpoint.manifest import FILE_NAME, Manifest
+from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.errors import CheckpointError, ConfigError, Fault
 from gooseslo.parallel.tensor.layouts import whole
+from gooseslo.staging import staged_folder
 
 
 def merge_checkpoint(source: Path, output: Path, *, step: str = "latest") -> Path:

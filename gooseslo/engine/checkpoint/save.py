@@ -17,7 +17,6 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import gooseslo
-from gooseslo.data.staging import create_staging, flush
 from gooseslo.engine.checkpoint.copies import describe_differences
 from gooseslo.engine.checkpoint.folders import STATE, Retention, clean_up, prune, publish_step, step_name
 from gooseslo.engine.checkpoint.manifest import (
@@ -32,6 +31,7 @@ from gooseslo.engine.checkpoint.ranks import Ranks
 from gooseslo.errors import CheckpointError, SaveError
 from gooseslo.parallel.mesh import Coordinates
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
+from gooseslo.staging import create_staging, flush
 
 _log = logging.getLogger(__name__)
 

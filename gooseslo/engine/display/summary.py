@@ -11,6 +11,7 @@ from gooseslo.engine.checkpoint.folders import find_latest
 from gooseslo.engine.display import wording
 from gooseslo.engine.display.wording import Record
 from gooseslo.engine.metrics import read_metrics
+from gooseslo.engine.run_folder import METRICS
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.overrides import Assignment, read_argument
 from gooseslo.schema.quoting import as_argument
@@ -25,7 +26,7 @@ def summary(run_dir: Path, *, resume: str, seconds: float) -> str:
 
     `resume` is the command that continues the run; `seconds` is what this start of it took.
     """
-    records = read_metrics(run_dir / "metrics.jsonl")
+    records = read_metrics(run_dir / METRICS)
     steps = [record for record in records if record["kind"] == "train"]
     rows = [("run", str(run_dir))]
     if steps:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gooseslo.data.staging import write_text
 from gooseslo.engine.trackers.scalars import scalars
+from gooseslo.staging import write_text
 
 FOLDER = "wandb"
 RUN_ID = "run-id"

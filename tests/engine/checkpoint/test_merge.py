@@ -7,8 +7,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gooseslo.engine.checkpoint.folders import CHECKPOINTS
 from gooseslo.engine.checkpoint.merge import find_step, merge_checkpoint
+from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.errors import CheckpointError, ConfigError
 
 

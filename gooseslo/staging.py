@@ -46,9 +46,13 @@ def staged_folder(final: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Replace the content of `path` in one step."""
     staging = path.parent / f".{path.name}.tmp-{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
-    staging.write_text(text, encoding="utf-8")
-    flush(staging)
-    os.replace(staging, path)
+    try:
+        staging.write_text(text, encoding="utf-8")
+        flush(staging)
+        os.replace(staging, path)
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        raise
     flush(path.parent)
 
 
