@@ -86,11 +86,18 @@ def check_parity() -> int:
     from gooseslo.testing.parity import Case, assert_parity, run_layout, run_reference
 
     for precision, loss, tensors in (("fp64", 1e-12, 1e-9), ("fp32", 1e-6, 1e-5)):
-        for changes in ({}, {"vocab_size": 97}, {"tie_word_embeddings": False}):
-            fields = tiny_fields("gpt2", **changes)
-            case = Case(fields=fields, samples=8, precision=precision, clip_grad_norm=0.1, device="cuda")
+        for family, changes in (
+            ("gpt2", {}),
+            ("gpt2", {"vocab_size": 97}),
+            ("gpt2", {"tie_word_embeddings": False}),
+            ("llama", {}),
+            ("llama", {"tie_word_embeddings": True}),
+        ):
+            fields = tiny_fields(family, **changes)
+            sizes = {"samples": 8, "precision": precision, "clip_grad_norm": 0.1}
+            case = Case(architecture=family, fields=fields, device="cuda", **sizes)
             assert_parity(run_reference(case), run_layout(case), loss=loss, tensors=tensors)
-            sys.stdout.write(f"gpt2 {precision} {changes or 'as it is'}: equal\n")
+            sys.stdout.write(f"{family} {precision} {changes or 'as it is'}: equal\n")
     return 0
 
 
