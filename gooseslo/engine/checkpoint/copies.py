@@ -14,6 +14,8 @@ from gooseslo.parallel.mesh import Coordinates
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
 
 _NUM_NAMED = 3
+_CHUNK_ELEMENTS = 1 << 20
+"""So much of a copy travels at a time: every rank receives as much from every other."""
 
 Key = tuple[str, Box]
 """A box of a tensor, by the name that the tensor is saved under."""
@@ -42,15 +44,15 @@ def describe_differences(
     differing = {key: found for key, found in copies.items() if len(set(found) - {None}) > 1}
     if not differing:
         return None
-    largest = {key: _largest_difference(ranks, held.get(key), found) for key, found in differing.items()}
+    largest = {key: _largest_difference(ranks, key, held.get(key), found) for key, found in differing.items()}
     names = list(dict.fromkeys(name.removeprefix(f"{MASTER}/") for name, _ in differing))
     (worst, _), difference = max(largest.items(), key=lambda item: item[1])
     more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
     return (
         f"{step_name}: ranks differ in what they should hold alike, in {len(names)} parameter{'s' * (len(names) > 1)}: "
         f"{', '.join(names[:_NUM_NAMED])}{more}; the largest difference is {difference:.2g}, in {worst}. "
-        "The checkpoint has the lowest rank's copies. Copies drift apart where their gradient is not summed over all "
-        "ranks that hold one, or where a rank computes wrongly."
+        "The checkpoint has the lowest rank's copies, and a run that goes on from it has them on all ranks. Copies "
+        "drift apart where their gradient is not summed over all ranks that hold one, or where a rank computes wrongly."
     )
 
 
@@ -78,14 +80,18 @@ def _digest(tensor: torch.Tensor) -> bytes:
     return hashlib.blake2b(content.data, digest_size=16).digest()
 
 
-def _largest_difference(ranks: Ranks, mine: torch.Tensor | None, digests: Sequence[bytes | None]) -> float:
+def _largest_difference(ranks: Ranks, key: Key, mine: torch.Tensor | None, digests: Sequence[bytes | None]) -> float:
     """The largest difference of an element between any two copies; inf where one is not finite. Collective.
 
-    One tensor at a time, and each different copy once, so that memory stays bounded.
+    Each different copy is read once, and a part of it at a time.
     """
     is_first = digests.index(digests[ranks.rank]) == ranks.rank
-    # A copy, since a view would travel with all of the tensor that it is a part of.
-    gathered = ranks.gather(mine.to("cpu", copy=True) if mine is not None and is_first else None)
-    copies = torch.stack([copy.double() for copy in gathered if copy is not None])
-    difference = (copies.amax(dim=0) - copies.amin(dim=0)).max().item()
-    return difference if math.isfinite(difference) else math.inf
+    flat = mine.reshape(-1) if mine is not None and is_first else None
+    largest = 0.0
+    for start in range(0, math.prod(stop - begin for begin, stop in key[1]), _CHUNK_ELEMENTS):
+        # A copy, since a view would travel with all of the tensor that it is a part of.
+        part = None if flat is None else flat[start : start + _CHUNK_ELEMENTS].to("cpu", copy=True)
+        copies = torch.stack([copy.double() for copy in ranks.gather(part) if copy is not None])
+        difference = (copies.amax(dim=0) - copies.amin(dim=0)).max().item()
+        largest = max(largest, difference) if math.isfinite(difference) else math.inf
+    return largest

@@ -97,14 +97,6 @@ def save_step(
     ranks = Ranks(group)
     staging = ranks.first(lambda: _begin(checkpoints, step))
     try:
-        difference = describe_differences(
-            ranks,
-            local.tensors,
-            local.optimizer,
-            coordinates=coordinates,
-            tied=tied,
-            step_name=step_name(step),
-        )
         model_share = _share(ranks, local.tensors, tied)
         optimizer_share = _share(ranks, local.optimizer, tied)
         needed_bytes = sum(ranks.gather(model_share.num_bytes + optimizer_share.num_bytes))
@@ -122,10 +114,29 @@ def save_step(
         if ranks.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)
         raise type(error)(f"{checkpoints / step_name(step)}: not saved: {error}") from error
-    if difference is not None and ranks.rank == 0:
-        warn(difference)
+    _compare_copies(ranks, local, coordinates, tied, step=step, warn=warn)
     ranks.first(lambda: prune(checkpoints, newest=step, retention=retention or Retention()))
     return folder
+
+
+def _compare_copies(
+    ranks: Ranks,
+    local: LocalState,
+    coordinates: Coordinates,
+    tied: Mapping[str, str],
+    *,
+    step: int,
+    warn: Callable[[str], None],
+) -> None:
+    """Warn, on rank 0, of copies that differ; after the save, which no diagnosis may cost. Collective."""
+    try:
+        difference = describe_differences(
+            ranks, local.tensors, local.optimizer, coordinates=coordinates, tied=tied, step_name=step_name(step)
+        )
+    except SaveError as error:
+        difference = f"{step_name(step)}: what ranks should hold alike was not compared: {error}"
+    if difference is not None and ranks.rank == 0:
+        warn(difference)
 
 
 def _begin(checkpoints: Path, step: int) -> Path:

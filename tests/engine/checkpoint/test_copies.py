@@ -132,3 +132,26 @@ def test_the_warning_is_on_the_console_whatever_is_shown():
     with Reporter(stream, num_steps=3) as reporter:
         reporter(warning_record("step-00000003: ranks differ"))
     assert stream.getvalue() == "warning: step-00000003: ranks differ\n"
+
+
+def test_a_difference_is_found_in_any_part_of_a_copy(warnings_of, monkeypatch):
+    """The table is read in parts; its last element lies in the last, shorter one."""
+    monkeypatch.setattr(copies, "_CHUNK_ELEMENTS", 100)
+
+    def change(tensors, optimizer):
+        tensors["transformer.wpe.weight"][0].view(-1)[-1] += 0.5
+
+    heard, _, _ = warnings_of(change, tp=2)
+    assert "the largest difference is 0.5, in transformer.wpe.weight" in heard[0][0]
+
+
+def test_a_comparison_that_fails_costs_no_checkpoint(warnings_of, monkeypatch):
+    def broken(tensor):
+        raise MemoryError("honk")
+
+    monkeypatch.setattr(copies, "_digest", broken)
+    heard, folder, full = warnings_of(nothing, tp=2)
+    assert heard[0] == ["step-00000020: what ranks should hold alike was not compared: honk"]
+    saved = torch.empty(24)
+    load_tensors(folder, {NORM: (saved, whole((24,)))})
+    assert torch.equal(saved, full[NORM])
