@@ -22,7 +22,10 @@ from gooseslo.policies.policy import Policy
 
 
 def attach_regions(model: nn.Module, policy: Policy, *, group: Group, sequence_parallel: bool) -> None:
-    """Make each region of `model` enter tensor parallelism at its input; nothing to do for a group of one."""
+    """Make each region of `model` enter tensor parallelism at its input; nothing to do for a group of one.
+
+    The regions' forward and backward passes are then collective over `group` (tp).
+    """
     if group is None:
         return
     for name, module in model.named_modules():
@@ -57,6 +60,9 @@ class _SequenceRegion:
         module.register_forward_hook(self._leave, always_call=True)
 
     def _enter(self, shard: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(shard.device.type):
+            # Else each column layer would cast the whole for itself, and autograd keep each of the casts.
+            shard = shard.to(torch.get_autocast_dtype(shard.device.type))
         whole = gather_sequence(shard, self._group)
         if torch.is_grad_enabled():
             gathered = _Gathered(shard.detach(), whole, self._group)
@@ -89,7 +95,7 @@ class _Gathered:
         return _Saved(self, tuple(tensor.shape))
 
     def whole(self) -> Tensor:
-        """The whole again: gathered for the first use of a backward pass, given free after the last."""
+        """The whole again: gathered for the first use of a backward pass, given free after the last. Collective."""
         if self._again is None:
             self._again = all_gather_sequence(self._shard, self._group)
         whole = self._again

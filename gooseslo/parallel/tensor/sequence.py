@@ -1,8 +1,8 @@
 """Where a stage's hidden states become sequence shards and whole again: at its first and its last block.
 
 The base model's own forward makes masks and positions from the shape of what it is given, so it must see the whole
-length. Between stages shards travel, a tp-th of the message; a stand-in of the whole shape, which takes no memory and
-holds no value, goes through the base model's code up to the first block and after the last.
+length. Between stages shards travel, a tp-th of the message; a stand-in of the whole shape, one zero expanded, goes
+through the base model's code up to the first block and after the last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gooseslo.parallel.tensor.regions import on_input
 
 
 class SequenceShards:
-    """The shards of one stage; its forward is collective over the tp group on the first and on the last stage."""
+    """The shards of one stage; forward and backward are collective over the tp group on the first and last stage."""
 
     def __init__(
         self, first_block: nn.Module, last_block: nn.Module, *, group: dist.ProcessGroup, is_first: bool, is_last: bool
