@@ -21,6 +21,7 @@ def test_gpu_check_without_a_device():
     assert "no CUDA device" in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "said"), [("parity", "equal"), ("bf16", "of fp32's"), ("determinism", "same bits")])
 def test_the_parts_of_the_gpu_check(monkeypatch, capsys, part, said):
     """On the CPU in place of the device: the cases, the tolerances and the words are the same."""
@@ -41,6 +42,7 @@ def test_the_parts_of_the_gpu_check(monkeypatch, capsys, part, said):
     assert sum(check.budget_seconds for check in module.CHECKS) <= module.BUDGET_SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # five processes that import torch, one after the other
 def test_the_demo_shows_what_training_did(tmp_path):
     """From the training to both samples, with a text and a model that take seconds."""

@@ -72,7 +72,7 @@ def _compose(
     further = [] if faults else check_further(job)
     # A check that leans on a key that is already faulty would only repeat it.
     bad_keys = [fault.key.lstrip("+~") for fault in faults]
-    found = check(job) + (_schedule_faults(job, values, typed) if isinstance(job, TrainJob) else [])
+    found = check(job) + (_schedule_faults(job, typed) if isinstance(job, TrainJob) else [])
     faults += [fault for fault in found if not any(_mentions(fault, key) for key in bad_keys)]
     faults += further
     if faults:
@@ -80,14 +80,13 @@ def _compose(
     return job
 
 
-def _schedule_faults(job: TrainJob, values: list[Assignment], typed: list[Assignment]) -> list[Fault]:
-    """A schedule too long for its run; not where only the run was cut, as by train.steps=5 beside a recipe."""
+def _schedule_faults(job: TrainJob, typed: list[Assignment]) -> list[Fault]:
+    """A typed schedule that is too long for its run; not where only the run was cut, as by train.steps=5 alone.
 
-    def rank(key: str) -> int:
-        """Where the key was set: 2 the command line, 1 the file, 0 below."""
-        return max((1 + (item in typed) for item in values if item.key == key), default=0)
-
-    return [fault for fault in check_schedule(job) if rank(fault.key) >= rank("train.steps")]
+    A file may be the saved configuration of such a run, so what it says is taken as it is.
+    """
+    keys = {assignment.key for assignment in typed}
+    return [fault for fault in check_schedule(job) if fault.key in keys]
 
 
 def _mentions(fault: Fault, key: str) -> bool:

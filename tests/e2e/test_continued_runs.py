@@ -1,29 +1,39 @@
 """What a continued run refuses, and how a save that fails ends: nothing of an earlier run is ever lost or mixed."""
 
 import shutil
-import signal
 
 import pytest
+from command_line import SMALL, Shell
 
 ONE = ["train.steps=4", "checkpoint.every=2", "train.eval_batches=0"]
+TEXT = ["data=text", "data.train=a.txt", "data.vocab_size=270"]
 
 
-@pytest.fixture
-def text(shell):
+def with_text(shell):
+    """Write the text that the runs are trained on."""
     (shell.folder / "a.txt").write_text("goose honk pond egg reed wing nest\n" * 400, encoding="utf-8")
-    return ["data=text", "data.train=a.txt", "data.vocab_size=270"]
-
-
-@pytest.fixture
-def options(small, text):
-    return [key for key in small if "vocab" not in key] + text + ONE
-
-
-@pytest.fixture
-def begun(shell, options):
-    """A run of 2 of 4 steps."""
-    shell("train", *options, "run.name=run", "train.stop_after=2")
     return shell
+
+
+@pytest.fixture
+def options(small):
+    return [key for key in small if "vocab" not in key] + TEXT + ONE
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory, cache):
+    """The folder of a run of 2 of 4 steps, to be copied."""
+    shell = with_text(Shell(tmp_path_factory.mktemp("half"), cache))
+    small = [key for key in SMALL if "vocab" not in key]
+    shell("train", *small, *TEXT, *ONE, "run.name=run", "train.stop_after=2")
+    return shell.folder / "runs"
+
+
+@pytest.fixture
+def begun(shell, half):
+    """A run of 2 of 4 steps."""
+    shutil.copytree(half, shell.folder / "runs")
+    return with_text(shell)
 
 
 def files_of(shell):
@@ -92,16 +102,3 @@ def test_a_stop_that_is_behind_says_so(begun, options):
 def test_a_run_that_never_saved_is_not_continued_as_another(begun, options):
     shutil.rmtree(begun.folder / "runs" / "run" / "checkpoints")
     assert "run.seed=3" in begun("train", *options, "run.name=run", "run.seed=3", code=2)
-
-
-def test_an_interrupted_run_says_how_to_go_on(shell, options):
-    process = shell.start("train", *options, "run.name=run", "train.steps=3000")
-    checkpoints = shell.folder / "runs" / "run" / "checkpoints"
-    while not (checkpoints / "latest").exists():
-        assert process.poll() is None, process.communicate()
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 130
-    lines = error.strip().splitlines()
-    assert lines[0] == "interrupted by SIGINT" and lines[-1].strip().startswith("gooseslo train ")
-    assert "run.dir=runs/run" in lines[-1] and "Traceback" not in error

@@ -20,6 +20,8 @@ SMALL_LLAMA = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_key_value_heads_are_saved_once_and_load_in_any_layout(shell):
     """tp=4 shares each of the 2 key-value heads between two ranks, on sequence shards; tp=2 gives each its own."""
     shell("train", *SMALL_LLAMA, "run.name=one")

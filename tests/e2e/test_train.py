@@ -91,6 +91,7 @@ def test_another_layout_goes_on_from_the_same_weights_and_moments(trained, shell
     assert shell.losses("run")[3:] == pytest.approx(trained.losses("run")[3:], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_after_a_resume(shell, small):
     dropout = [f"model.config.{kind}_pdrop=0.2" for kind in ("resid", "embd", "attn")]
     sizes = ["train.steps=4", "parallel.pp=2", *dropout]

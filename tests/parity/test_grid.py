@@ -110,8 +110,8 @@ def test_sequence_parallel_fp32(family, tp, pp, dp, fields):
         ("gpt2", 1, 2, 1, False),
         ("gpt2", 1, 1, 2, False),
         ("gpt2", 2, 2, 1, True),
-        ("llama", 4, 1, 1, False),
-        ("llama", 2, 2, 1, True),
+        pytest.param("llama", 4, 1, 1, False, marks=pytest.mark.slow),
+        pytest.param("llama", 2, 2, 1, True, marks=pytest.mark.slow),
     ],
 )
 def test_twenty_adamw_losses_fp32(family, tp, pp, dp, sequence_parallel):
