@@ -48,7 +48,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """Everything one step needs; every method is collective over all ranks."""
+    """Everything one step needs; every method but `stage_seconds` is collective over all ranks."""
 
     model: LocalModel
     masters: Masters
@@ -94,9 +94,10 @@ class TrainStep:
         return self._total(losses), self._count(labels)
 
     def stage_seconds(self) -> list[float]:
-        """Compute time of the last step by stage: this rank's at its own stage, 0 at the others."""
-        own = self.context.at.pp
-        return [self.runner.stopwatch.seconds() * (stage == own) for stage in range(self.context.topology.pp)]
+        """Compute time of the last step by stage: this rank's at its own stage, 0 at the others. Not collective."""
+        seconds = [0.0] * self.context.topology.pp
+        seconds[self.context.at.pp] = self.runner.stopwatch.seconds()
+        return seconds
 
     def norm(self) -> Tensor:
         """The gradient norm of the whole model."""

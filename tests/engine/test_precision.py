@@ -1,6 +1,7 @@
 """Which numbers a run in bf16 keeps in fp32: masters, moments, gradients; and that it learns as fp32 does."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gooseslo.engine.precision import DTYPES, CastStage, Masters
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.schema.groups import AdamWConfig
+from gooseslo.schema.ranges import TRAIN_CHOICES
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import OPTIMIZERS, Case, run_reference
 from gooseslo.testing.ranks import run_ranks
@@ -211,3 +213,8 @@ def test_auto_is_bf16_on_cuda_and_fp32_on_the_cpu():
     assert make_plan(job, num_devices=0).precision == "fp32"
     plan = make_plan(replace(job, device="auto"), num_devices=1)
     assert plan.precision == "bf16" and "bf16 with fp32 masters on cuda" in str(plan)
+
+
+def test_every_choice_of_precision_means_something():
+    precisions, modes = (set(TRAIN_CHOICES[f"train.{key}"]) for key in ("precision", "bf16_mode"))
+    assert set(DTYPES) == set(product(precisions - {"auto"}, modes))
