@@ -106,10 +106,11 @@ class Trainer:
             save_first = self._save_asked or self.stop_signal != 0  # who asks may not wait for an evaluation
             if save_first:
                 self._save(position)
-            if self.eval_loader is not None and (at_end or _is_due(position.step, settings.eval_every)):
+            evaluates = at_end or _is_due(position.step, settings.eval_every)
+            if self.eval_loader is not None and evaluates and not self.stop_signal:
                 self._evaluate(position, "valid", self.eval_loader)
             due = (at_end and settings.save_at_end) or _is_due(position.step, settings.save_every)
-            if due and not save_first:
+            if (due or self.stop_signal) and not save_first:
                 self._save(position)
         return position
 
@@ -155,11 +156,14 @@ class Trainer:
         self._observe(lambda: self.describe(record))
 
     def _evaluate(self, position: Position, split: str, loader: EvalLoader) -> None:
-        """Mean loss over the split's predicted tokens, each sample once."""
+        """Mean loss over the split's predicted tokens, each sample once; a signal ends it without a result."""
         total, num_tokens = 0.0, 0
         for batch in loader:
             loss, count = self.train_step.evaluate(batch.input_ids, batch.labels)
             total, num_tokens = total + loss, num_tokens + count
+            self._look_for_a_signal()
+            if self.stop_signal:
+                return
         loss = total / max(1, num_tokens)
         self._observe(lambda: eval_record(step=position.step, split=split, loss=loss, samples=loader.num_samples))
 
@@ -167,9 +171,11 @@ class Trainer:
         folder = self.save(position)
         if self._save_asked:
             self.requests.saved()
-        # A signal that came meanwhile is content with what was just saved.
-        self.stop_signal = self.stop_signal or int(self._largest([self.requests.pending()[0]])[0])
+        self._look_for_a_signal()  # one that came meanwhile is content with what was just saved
         self._observe(lambda: save_record(step=position.step, path=folder))
+
+    def _look_for_a_signal(self) -> None:
+        self.stop_signal = self.stop_signal or int(self._largest([self.requests.pending()[0]])[0])
 
     def _observe(self, record: Callable[[], dict[str, object]]) -> None:
         if self.observers:
