@@ -68,10 +68,12 @@ class Trainer:
         describe: Callable[[TrainRecord], dict[str, object]],
         observers: list[Observer],
         requests: Requests | None = None,
+        part: Callable[[int], None] = lambda stop_signal: None,
     ):
         """`save` writes a step folder; `describe` completes a train record; `observers` is empty but on rank 0.
 
-        `requests`: what may be asked of the run from outside; None: nothing.
+        `requests`: what may be asked of the run from outside; None: nothing. `part` is called after the last step,
+        with the signal that all ranks stop on, before the observers are closed: no rank waits for that.
         """
         self.train_step = train_step
         self.optimizer = optimizer
@@ -80,6 +82,7 @@ class Trainer:
         self.settings = settings
         self.save, self.describe, self.observers = save, describe, observers
         self.requests = requests or Requests()
+        self._part = part
         self.stop_signal = 0
         """The signal on which all ranks stop together; 0: none."""
         self._save_asked = False
@@ -89,7 +92,9 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             for observer in self.observers:
                 stack.callback(observer.close)
-            return self._fit(position)
+            position = self._fit(position)
+            self._part(self.stop_signal)
+            return position
 
     def _fit(self, position: Position) -> Position:
         settings = self.settings

@@ -312,7 +312,7 @@ def test_a_broken_connection_is_told_from_a_ranks_own_error():
 
 def test_the_cause_of_a_timeout_is_who_was_waited_for():
     timed_out = [exception(rank, 1.0, in_collective=True, timed_out=True) for rank in (0, 1)]
-    stopped, elsewhere = silent(2, "T"), Failure(rank=3, exit_code=1, text="here", missing=True)
+    stopped, elsewhere = silent(2, "T", host="node7"), Failure(rank=3, exit_code=1, text="here", missing=True)
     waiting = Failure(rank=4, exit_code=1, text="in a collective too", missing=True, in_collective=True)
     assert root_cause([*timed_out, waiting, elsewhere, stopped]) is stopped
     assert root_cause([*timed_out, waiting, elsewhere]) is elsewhere
