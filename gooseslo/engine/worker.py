@@ -61,7 +61,7 @@ class Worker:
         Collective over all workers, so that nobody waits for what one of them still does at its end.
         """
         self.duties.stopped_by = stop_signal
-        part()
+        self.duties.part()
 
     def seconds_left(self) -> float:
         """So long this rank may still take to end: without limit until a signal came."""
@@ -107,6 +107,12 @@ class Duties:
     def begin_training(self) -> None:
         if self.rank == 0:
             roster.mark_training(self.folder)
+
+    def part(self) -> None:
+        """Leave the world of ranks, unless that is done. Collective: nobody leaves while another is still receiving."""
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
 
     def end(self) -> None:
         """The work is done."""
@@ -194,15 +200,8 @@ def run_main(
     """
     worker = _enter_world(setup, duties, local_rank, console, meeting)
     main(worker, *args)
-    part()
+    duties.part()
     duties.end()
-
-
-def part() -> None:
-    """Leave the world of ranks, unless that is done. Collective: nobody leaves while another is still receiving."""
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
 
 
 def die_with(parent_pid: int) -> None:
