@@ -49,7 +49,9 @@ class Loader(SimpleNamespace):
         return SimpleNamespace(input_ids=torch.full((2, 4), consumed), labels=None)
 
 
-def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True, requests=None, while_saving=None):
+def trainer(
+    step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True, requests=None, while_saving=None, **more
+):
     events, lrs = [], []
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -78,6 +80,7 @@ def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True, 
         describe=lambda record: {"kind": "train", **vars(record)},
         observers=[observe],
         requests=requests,
+        **more,
     )
     return made, events, lrs
 
@@ -102,6 +105,16 @@ def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():
     assert step.seen == [(0, 0), (1, 2), (2, 4), (3, 6)]
     assert lrs == [0.0, 1.0]
     assert position == Position(step=4, updates=2, consumed_samples=8, consumed_tokens=32)
+
+
+def test_ranks_part_before_any_closes_its_observers_and_not_where_one_failed():
+    made, events, _ = trainer(FakeStep(), last_step=1, part=lambda stop_signal: events.append("parted"))
+    made.fit(Position())
+    assert events[-2:] == ["parted", "closed"]
+    made, events, _ = trainer(FakeStep(bad=range(9)), part=lambda stop_signal: events.append("parted"))
+    with pytest.raises(FloatingPointError):
+        made.fit(Position())
+    assert events[-1] == "closed" and "parted" not in events
 
 
 def test_too_many_skipped_steps_in_a_row_end_the_run():
