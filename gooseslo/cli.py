@@ -45,26 +45,37 @@ class Flags:
 def train(flags: Flags, args: list[str]) -> int:
     """Spawn the workers, build the mesh, train, checkpoint; adopts ranks that a launcher started."""
     from gooseslo.engine.interrupt import raised
-    from gooseslo.engine.place import find_place
 
-    place = find_place(os.environ)
-    if place is not None and place.rank != 0:
-        if flags.show_config:
-            return 0
-        from gooseslo.engine.adopt import follow
-
-        return follow(place, report)
     if flags.show_config:
-        return _show(_compose(flags, place))
+        return _show(_compose(flags, None))
     with raised():
-        if place is None:
-            return _run(_compose(flags, place), args)
-        from gooseslo.engine.adopt import lead
+        return _run(_compose(flags, None), args)
 
-        def run(leader: Any) -> int:
-            job = _compose(flags, place)
-            return _run(leader.sized(job), args, composed=job, launch=leader.launch, command=leader.command)
 
+def _train_adopted(place: Any, args: list[str]) -> int:
+    """`train` in one of the ranks that a launcher started: only rank 0 speaks, of wrong flags too."""
+    flags, wrong = Flags(overrides=[]), None
+    try:
+        flags = read_flags(args)
+    except ConfigError as error:
+        wrong = error
+    if flags.show_help or flags.show_config:
+        if place.rank:
+            return 0
+        return _show_help("train") if flags.show_help else _show(_compose(flags, place))
+    from gooseslo.engine.adopt import follow, lead
+    from gooseslo.engine.interrupt import raised
+
+    if place.rank:
+        return follow(place, report)
+
+    def run(leader: Any) -> int:
+        if wrong is not None:
+            raise wrong
+        job = _compose(flags, place)
+        return _run(leader.sized(job), args, composed=job, launch=leader.launch, command=place.command)
+
+    with raised():
         return lead(place, run, report)
 
 
@@ -194,6 +205,11 @@ def _dispatch(args: list[str]) -> int:
         closest = difflib.get_close_matches(name, VERBS, n=1)
         way_out = f"nearest: {closest[0]}" if closest else f"verbs: {', '.join(VERBS)}"
         raise ConfigError(Fault(key=name, rule="gooseslo has no such verb", way_out=way_out))
+    if name == "train":
+        from gooseslo.engine.place import find_place
+
+        if (place := find_place(os.environ)) is not None:
+            return _train_adopted(place, rest)
     flags = read_flags(rest)
     if flags.show_help:
         return _show_help(name)

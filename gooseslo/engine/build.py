@@ -73,6 +73,7 @@ def build_trainer(
         describe=describer(plan, sequence_length=job.train.sequence_length),
         observers=observers,
         requests=Requests(signal_number=worker.signal_number, run_dir=worker.run_dir if worker.rank == 0 else None),
+        part=worker.end_training,
     )
     return trainer, position
 

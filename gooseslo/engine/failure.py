@@ -16,7 +16,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -35,6 +35,8 @@ _STATES = {
     "D": "hung in the kernel (a disk or a device does not answer)",
 }
 _ABSENT = "did not come to the collective that the others waited in"
+_NCCL_TIMEOUT = "Watchdog caught collective operation timeout"
+_TAIL_BYTES = 65536
 _SUMMARY_CHARACTERS = 160
 _OF_THE_PROGRAM = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
@@ -61,6 +63,8 @@ class Failure:
     """The signal that had asked the rank to save and stop; 0: none."""
     at: float = 0.0
     """Monotonic clock of the machine, seconds."""
+    host: str = field(default_factory=socket.gethostname)
+    """Where the rank ran."""
 
     @property
     def signal(self) -> signal.Signals | None:
@@ -117,16 +121,41 @@ def left_behind(frame: FrameType, rank: int) -> Failure:
     )
 
 
-def silent(rank: int, state: str) -> Failure:
+def ended(rank: int, exit_code: int, log: Path) -> Failure:
+    """A rank whose process ended so, without an exception that it could write down; `log` is where its output went.
+
+    NCCL does not raise where a collective times out: a thread of its own says so in the log and aborts the process.
+    """
+    timed_out = exit_code == -signal.SIGABRT and _NCCL_TIMEOUT in _tail(log)
+    return Failure(
+        rank=rank,
+        exit_code=exit_code,
+        message="was aborted by NCCL, for a collective timed out" if timed_out else "",
+        in_collective=timed_out,
+        timed_out=timed_out,
+        at=time.monotonic(),
+    )
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def silent(rank: int, state: str, *, host: str) -> Failure:
     """What is known of a rank that had to be killed; `state` is the kernel's letter for what its process did."""
     message = f"{_ABSENT}: its process {_STATES.get(state, 'did not react to anything')}"
-    return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, missing=True, at=time.monotonic())
+    return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, missing=True, at=time.monotonic(), host=host)
 
 
-def vanished(rank: int) -> Failure:
+def vanished(rank: int, *, host: str) -> Failure:
     """A rank whose process is gone without a word, seen by one that is not its parent."""
     message = "is gone without a word, as a killed process is; if nobody killed it, the machine ran out of memory"
-    return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, at=time.monotonic())
+    return Failure(rank=rank, exit_code=-signal.SIGKILL, message=message, at=time.monotonic(), host=host)
 
 
 def is_of_a_collective(error: BaseException) -> bool:
@@ -167,7 +196,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     def order(failure: Failure) -> tuple[int, float]:
         if failure.missing:
             return (6 if not waited_in_vain or failure.in_collective else 4 if failure.text else 3), failure.at
-        if failure.signal is not None:
+        if failure.signal is not None and not failure.timed_out:
             return (2 if failure.signal in _OF_THE_PROGRAM else 0), failure.at
         return (5 if failure.in_collective else 1), failure.at
 
@@ -192,7 +221,7 @@ def to_error(failures: Sequence[Failure], *, coordinates: Sequence[str], logs: M
     parts += [f"  rank {rank}: {path}" for rank, path in logs.items()]
     if cause.text:
         parts.append(cause.text.rstrip())
-    parts.append(f"rank {cause.rank} ({coordinates[cause.rank]}) on {socket.gethostname()} {cause.ending()}")
+    parts.append(f"rank {cause.rank} ({coordinates[cause.rank]}) on {cause.host} {cause.ending()}")
     return WorkerError("\n".join(parts))
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -15,6 +16,8 @@ from gooseslo.errors import GooseError
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SIGNAL_SECONDS = 0.5
 """What comes so soon after the first is that one again: a terminal, a launcher and `timeout` each send their own."""
+SAME_FORWARDED_SECONDS = 3.0
+"""The same, where a launcher hands on what the process had already: a busy machine takes its time."""
 
 
 class Interrupted(GooseError):  # noqa: N818  (nothing is wrong)
@@ -73,7 +76,9 @@ class SignalWatch:
 
     def __init__(self, on_signal: Callable[[int, bool], None]):
         self.number = 0
-        self._first_at = 0.0
+        self.first_at = 0.0
+        """Monotonic clock of the first."""
+        self.same_seconds = SAME_SIGNAL_SECONDS
         self._on_signal = on_signal
 
     def start(self) -> None:
@@ -94,10 +99,13 @@ class SignalWatch:
 
     def take(self, number: int) -> None:
         now = time.monotonic()
-        again = self.number != 0 and now - self._first_at > SAME_SIGNAL_SECONDS
+        again = self.number != 0 and now - self.first_at > self.same_seconds
         if self.number == 0:
-            self._first_at = now
-        self._on_signal(number, again)
+            self.first_at = now
+        try:
+            self._on_signal(number, again)
+        except Exception:  # without this thread no signal would be heard any more
+            traceback.print_exc()
         # Last, so that the loop does not see a signal on which the process is to end at once.
         self.number = self.number or number
 

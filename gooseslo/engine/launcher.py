@@ -53,14 +53,14 @@ class LaunchSpec:
     deterministic: bool = False
     """Workers compute with operations that give the same bits every time."""
 
-    def worker_setup(self, scratch: Path, *, workers_here: int, parent_pid: int) -> WorkerSetup:
-        """What each worker is told; `scratch` is the launch's own folder, `workers_here` share this machine's cores."""
+    def worker_setup(self, scratch: Path, *, parent_pid: int) -> WorkerSetup:
+        """What each worker is told; `scratch` is the launch's own folder."""
         return WorkerSetup(
             run_dir=self.run_dir,
             failure_dir=scratch,
             device=self.device,
-            num_threads=_threads_per_worker(workers_here),
             timeout_seconds=self.timeout_seconds,
+            shutdown_seconds=self.shutdown_seconds,
             parent_pid=parent_pid,
             deterministic=self.deterministic,
         )
@@ -77,7 +77,7 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
     run_dir = spec.run_dir
     run_dir.joinpath(LOGS).mkdir(parents=True, exist_ok=True)
     scratch = run_dir / f".launch-{os.getpid()}"
-    setup = spec.worker_setup(scratch, workers_here=spec.num_workers, parent_pid=os.getpid())
+    setup = spec.worker_setup(scratch, parent_pid=os.getpid())
     watchdog = Watchdog(scratch)
     interruption = _Interruption(spec, watchdog, scratch)
     try:
@@ -94,13 +94,23 @@ def launch(spec: LaunchSpec, main: Callable[..., None], *args: Any) -> None:
             try:
                 elastic_launch(_launch_config(spec, scratch), run_worker)(setup, main, args)
             except ChildFailedError as error:
-                raise interruption.or_else(_all_failures(error, scratch, watchdog.silent)) from None
+                raise interruption.or_else(_all_failures(error, spec, scratch, watchdog.silent)) from None
             if stopped_by := roster.stopped_by(scratch):
                 raise Interrupted(interruption.number or stopped_by, stopped=True)
+    except _Ended as error:
+        raise error.interrupted from None
     except SignalException as error:
         raise Interrupted(error.sigval) from None
     finally:
         _free_terminal(failed=sys.exc_info()[0] is not None)
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal's way out of torch's agent, which takes any Exception for an error to be logged."""
+
+    def __init__(self, interrupted: Interrupted):
+        self.interrupted = interrupted
+        super().__init__()
 
 
 class _Interruption:
@@ -129,7 +139,7 @@ class _Interruption:
         else:
             self._reason = "the second signal ended it at once"
         self._watchdog.tell(signal.SIGKILL)
-        raise Interrupted(self.number, reason=self._reason)
+        raise _Ended(Interrupted(self.number, reason=self._reason))
 
     def or_else(self, failures: list[Failure]) -> GooseError:
         """The error to raise where workers failed: Interrupted where that happened on the way out."""
@@ -172,22 +182,15 @@ def _launch_config(spec: LaunchSpec, scratch: Path) -> LaunchConfig:
     )
 
 
-def _all_failures(error: ChildFailedError, folder: Path, silent: Mapping[int, str]) -> list[Failure]:
-    """What workers wrote down, how the one that the agent saw ended, and who had to be killed."""
-    failures = failure.read_all(folder)
-    for rank, state in silent.items():
-        failures.setdefault(rank, failure.silent(rank, state))
+def _all_failures(
+    error: ChildFailedError, spec: LaunchSpec, folder: Path, silent: Mapping[int, Failure]
+) -> list[Failure]:
+    """What workers wrote down, how those ended that the agent saw end, and who had to be killed."""
+    failures = {**silent, **failure.read_all(folder)}
     for rank, seen in error.failures.items():
-        failures.setdefault(rank, Failure(rank=rank, exit_code=seen.exitcode, at=time.monotonic()))
+        if rank not in failures:
+            failures[rank] = failure.ended(rank, seen.exitcode, log_path(spec.run_dir, rank))
     return list(failures.values())
-
-
-def _threads_per_worker(num_workers: int) -> int:
-    """An equal share of this process's cores, unless the user has set it in the usual way."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
-    return max(1, len(os.sched_getaffinity(0)) // num_workers)
 
 
 @contextlib.contextmanager

@@ -68,10 +68,12 @@ class Trainer:
         describe: Callable[[TrainRecord], dict[str, object]],
         observers: list[Observer],
         requests: Requests | None = None,
+        part: Callable[[int], None] = lambda stop_signal: None,
     ):
         """`save` writes a step folder; `describe` completes a train record; `observers` is empty but on rank 0.
 
-        `requests`: what may be asked of the run from outside; None: nothing.
+        `requests`: what may be asked of the run from outside; None: nothing. `part` is called after the last step,
+        with the signal that all ranks stop on, before the observers are closed: no rank waits for that.
         """
         self.train_step = train_step
         self.optimizer = optimizer
@@ -80,6 +82,7 @@ class Trainer:
         self.settings = settings
         self.save, self.describe, self.observers = save, describe, observers
         self.requests = requests or Requests()
+        self._part = part
         self.stop_signal = 0
         """The signal on which all ranks stop together; 0: none."""
         self._save_asked = False
@@ -89,7 +92,9 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             for observer in self.observers:
                 stack.callback(observer.close)
-            return self._fit(position)
+            position = self._fit(position)
+            self._part(self.stop_signal)
+            return position
 
     def _fit(self, position: Position) -> Position:
         settings = self.settings
@@ -106,10 +111,11 @@ class Trainer:
             save_first = self._save_asked or self.stop_signal != 0  # who asks may not wait for an evaluation
             if save_first:
                 self._save(position)
-            if self.eval_loader is not None and (at_end or _is_due(position.step, settings.eval_every)):
+            evaluates = at_end or _is_due(position.step, settings.eval_every)
+            if self.eval_loader is not None and evaluates and not self.stop_signal:
                 self._evaluate(position, "valid", self.eval_loader)
             due = (at_end and settings.save_at_end) or _is_due(position.step, settings.save_every)
-            if due and not save_first:
+            if (due or self.stop_signal) and not save_first:
                 self._save(position)
         return position
 
@@ -155,11 +161,14 @@ class Trainer:
         self._observe(lambda: self.describe(record))
 
     def _evaluate(self, position: Position, split: str, loader: EvalLoader) -> None:
-        """Mean loss over the split's predicted tokens, each sample once."""
+        """Mean loss over the split's predicted tokens, each sample once; a signal ends it without a result."""
         total, num_tokens = 0.0, 0
         for batch in loader:
             loss, count = self.train_step.evaluate(batch.input_ids, batch.labels)
             total, num_tokens = total + loss, num_tokens + count
+            self._look_for_a_signal()
+            if self.stop_signal:
+                return
         loss = total / max(1, num_tokens)
         self._observe(lambda: eval_record(step=position.step, split=split, loss=loss, samples=loader.num_samples))
 
@@ -167,9 +176,11 @@ class Trainer:
         folder = self.save(position)
         if self._save_asked:
             self.requests.saved()
-        # A signal that came meanwhile is content with what was just saved.
-        self.stop_signal = self.stop_signal or int(self._largest([self.requests.pending()[0]])[0])
+        self._look_for_a_signal()  # one that came meanwhile is content with what was just saved
         self._observe(lambda: save_record(step=position.step, path=folder))
+
+    def _look_for_a_signal(self) -> None:
+        self.stop_signal = self.stop_signal or int(self._largest([self.requests.pending()[0]])[0])
 
     def _observe(self, record: Callable[[], dict[str, object]]) -> None:
         if self.observers:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from gooseslo.engine.display.reporter import Reporter
 from gooseslo.engine.loop import Observer
@@ -42,13 +41,20 @@ def build_observers(worker: Worker, job: TrainJob, *, first_step: int) -> list[O
     if logging.tensorboard:
         observers.append(Guarded("TensorBoard", lambda: TensorBoard(run_dir, first_step=first_step), warn=tell))
     if logging.wandb.mode != "off":
-        observers.append(Guarded("wandb", lambda: _wandb_run(run_dir, job, tell), warn=tell))
+        observers.append(Guarded("wandb", lambda: _wandb_run(worker, job, tell), warn=tell))
     return observers
 
 
-def _wandb_run(run_dir: Path, job: TrainJob, tell: Callable[[str], None]) -> WandbRun:
+def _wandb_run(worker: Worker, job: TrainJob, tell: Callable[[str], None]) -> WandbRun:
     wandb = job.logging.wandb
-    return WandbRun(run_dir, mode=wandb.mode, project=wandb.project, config=dataclasses.asdict(job), tell=tell)
+    return WandbRun(
+        worker.run_dir,
+        mode=wandb.mode,
+        project=wandb.project,
+        config=dataclasses.asdict(job),
+        tell=tell,
+        seconds_left=worker.seconds_left,
+    )
 
 
 class Guarded:

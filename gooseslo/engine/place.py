@@ -32,6 +32,10 @@ class Place:
     """The port is torchrun's own; rank 0 is one more client."""
     ends_with_parent: bool = False
     """The parent is the launcher, which lives as long as the run."""
+    attempt: str = ""
+    """Tells this start of the ranks from an earlier one of the same launcher, and from other jobs; the same on all."""
+    command: tuple[str, ...] = ()
+    """What starts a run the way these ranks were; empty where the environment does not show it."""
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
@@ -67,16 +71,20 @@ def _of_torchrun(environment: Mapping[str, str]) -> Place | None:
         return None
     by_agent = "TORCHELASTIC_RUN_ID" in environment
     world_size = int(environment["WORLD_SIZE"])
+    local_size = int(environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size)
+    on_one_machine = by_agent and local_size == world_size
     return Place(
         rank=int(environment["RANK"]),
         local_rank=int(environment["LOCAL_RANK"]),
         world_size=world_size,
-        local_size=int(environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size),
+        local_size=local_size,
         host=environment["MASTER_ADDR"],
         port=int(environment["MASTER_PORT"]),
         starter="torchrun",
         starter_listens=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         ends_with_parent=by_agent or "CROSS_RANK" in environment,  # the latter is DeepSpeed's launcher
+        attempt=_attempt(environment, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        command=("torchrun", f"--nproc-per-node={local_size}", "-m", "gooseslo", "train") if on_one_machine else (),
     )
 
 
@@ -97,7 +105,13 @@ def _of_srun(environment: Mapping[str, str]) -> Place | None:
         host=environment.get("MASTER_ADDR") or first_host(nodes),
         port=int(environment.get("MASTER_PORT") or port),
         starter="slurm",
+        attempt=_attempt(environment, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        command=("srun", "-n", str(num_tasks), "gooseslo", "train"),
     )
+
+
+def _attempt(environment: Mapping[str, str], *names: str) -> str:
+    return ".".join(environment.get(name, "") for name in names)
 
 
 def first_host(nodes: str) -> str:

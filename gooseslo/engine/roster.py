@@ -6,6 +6,7 @@ The folder is the launch's own, in the run folder; workers of other machines are
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -28,10 +29,15 @@ class Member:
     start: int
     """Of the process, in clock ticks since the machine's."""
     host: str
+    """The machine's name, for the user: several may share one."""
+    machine: str
+    """Where the process number counts: the machine since its start, and the container."""
+    cores: tuple[int, ...]
+    """Those that the process may use."""
 
     @property
     def is_local(self) -> bool:
-        return self.host == socket.gethostname()
+        return self.machine == _machine()
 
     def state(self) -> str:
         """The kernel's letter for what the process does; "" where it is gone, "?" on another machine."""
@@ -49,7 +55,15 @@ class Member:
 
 def sign_in(folder: Path, rank: int) -> None:
     """Say that the worker is there."""
-    member = Member(rank=rank, pid=os.getpid(), start=_state(os.getpid())[1], host=socket.gethostname())
+    pid = os.getpid()
+    member = Member(
+        rank=rank,
+        pid=pid,
+        start=_state(pid)[1],
+        host=socket.gethostname(),
+        machine=_machine(),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+    )
     write_text(folder / f"member-{rank}", json.dumps(asdict(member)))
 
 
@@ -63,7 +77,8 @@ def members(folder: Path) -> Iterator[Member]:
     found = []
     for path in folder.glob("member-*"):
         try:
-            found.append(Member(**json.loads(path.read_text())))
+            fields = json.loads(path.read_text())
+            found.append(Member(**fields | {"cores": tuple(fields["cores"])}))
         except FileNotFoundError:  # it signs out in this moment
             continue
     yield from sorted(found, key=lambda member: member.rank)
@@ -72,6 +87,16 @@ def members(folder: Path) -> Iterator[Member]:
 def dead(folder: Path) -> list[Member]:
     """The workers that ended before their work was done."""
     return [member for member in members(folder) if not member.state()]
+
+
+def share_of_cores(folder: Path) -> int:
+    """How many cores this worker has for itself, once all have signed in: of those it may use its part.
+
+    A launcher that binds ranks to cores has divided them already: only ranks that may use the same ones share them.
+    """
+    mine = tuple(sorted(os.sched_getaffinity(0)))
+    sharers = sum(member.is_local and member.cores == mine for member in members(folder))
+    return max(1, len(mine) // max(1, sharers))
 
 
 def mark_training(folder: Path) -> None:
@@ -94,6 +119,12 @@ def stopped_by(folder: Path) -> int:
         return int(folder.joinpath(_STOPPED).read_text())
     except FileNotFoundError:
         return 0
+
+
+@functools.cache
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _state(pid: int) -> tuple[str, int]:

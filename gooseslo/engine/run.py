@@ -40,7 +40,7 @@ def train(
 
     The job has passed `preflight`; what else is wrong with it is raised before the run folder is made. `launch`
     brings the workers to their work; for ranks that were started already, `composed` is the job as the user gave it,
-    before their number settled its size, and `command` what starts them.
+    before their number settled its size, and `command` what starts them; empty where nobody knows.
     """
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
     plan = make_plan(job, num_devices=num_devices(job))
@@ -125,7 +125,6 @@ def train_worker(worker: Worker, job: TrainJob, plan: Plan, data: RunData, start
     trainer, position = build_trainer(worker, job, plan, data, start=start)
     worker.begin_training()
     trainer.fit(position)
-    worker.end_training(trainer.stop_signal)
 
 
 def _say(console: TextIO, job: TrainJob, message: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gooseslo.engine import failure, roster
+from gooseslo.engine.failure import Failure
 from gooseslo.engine.roster import Member
 
 _POLL_SECONDS = 0.2
@@ -21,11 +22,11 @@ _DUMP_SECONDS = 0.5
 class Watchdog:
     """A thread of the parent that kills workers: the agent waits half a minute for one that does not react.
 
-    `silent` says by rank what the killed ones did, as the kernel's letter. Leaves with the block it guards.
+    `silent` has, by rank, the failures of those it had to kill. Leaves with the block it guards.
     """
 
     def __init__(self, folder: Path):
-        self.silent: dict[int, str] = {}
+        self.silent: dict[int, Failure] = {}
         self._folder = folder
         self._deadline: float | None = None
         self._over = threading.Event()
@@ -65,8 +66,8 @@ class Watchdog:
         self.silent = end(roster.members(self._folder))
 
 
-def end(members: Iterable[Member]) -> dict[int, str]:
-    """Kill these of the workers that still live; gives by rank what each did, as the kernel's letter."""
+def end(members: Iterable[Member]) -> dict[int, Failure]:
+    """Kill these of the workers that still live; gives their failures by rank."""
     left = {member: member.state() for member in members if member.is_local}
     left = {member: state for member, state in left.items() if state}
     for member in left:
@@ -75,4 +76,4 @@ def end(members: Iterable[Member]) -> dict[int, str]:
         time.sleep(_DUMP_SECONDS)
     for member in left:
         member.send(signal.SIGKILL)
-    return {member.rank: state for member, state in left.items()}
+    return {member.rank: failure.silent(member.rank, state, host=member.host) for member, state in left.items()}

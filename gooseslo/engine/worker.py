@@ -6,15 +6,17 @@ anything that can fail or hang.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import faulthandler
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -54,8 +56,17 @@ class Worker:
         self.duties.begin_training()
 
     def end_training(self, stop_signal: int) -> None:
-        """Say that all ranks stopped on this signal; 0: on none."""
+        """Say that all ranks stopped on this signal (0: on none), and part from them: no collective comes after.
+
+        Collective over all workers, so that nobody waits for what one of them still does at its end.
+        """
         self.duties.stopped_by = stop_signal
+        self.duties.part()
+
+    def seconds_left(self) -> float:
+        """So long this rank may still take to end: without limit until a signal came."""
+        watch = self.duties.watch
+        return watch.first_at + self.duties.shutdown_seconds - time.monotonic() if watch.number else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +76,8 @@ class WorkerSetup:
     run_dir: Path
     failure_dir: Path
     device: Literal["cpu", "cuda"]
-    num_threads: int
     timeout_seconds: float
+    shutdown_seconds: float
     parent_pid: int
     deterministic: bool = False
 
@@ -74,9 +85,11 @@ class WorkerSetup:
 class Duties:
     """What a worker owes the launch around its run: to be on the roster, to hear signals, to end with its peers."""
 
-    def __init__(self, rank: int, folder: Path | None = None):
-        """`folder`: the launch's own; None until the rank is told."""
-        self.rank, self._folder = rank, folder
+    def __init__(self, rank: int, folder: Path | None = None, *, shutdown_seconds: float = 0.0):
+        """`folder`: the launch's own; None until the rank is told. `shutdown_seconds`: to end in after a signal."""
+        self.rank, self._folder, self.shutdown_seconds = rank, folder, shutdown_seconds
+        self.by_torchrun = False
+        """The command torchrun, not ours, made this process and its environment."""
         self.watch = SignalWatch(self._on_signal)
         self.stopped_by = 0
         self._failing = False
@@ -95,6 +108,12 @@ class Duties:
         if self.rank == 0:
             roster.mark_training(self.folder)
 
+    def part(self) -> None:
+        """Leave the world of ranks, unless that is done. Collective: nobody leaves while another is still receiving."""
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
     def end(self) -> None:
         """The work is done."""
         if self.stopped_by and self.rank == 0:
@@ -111,7 +130,8 @@ class Duties:
         sys.stderr.write(found.text)
         if found.timed_out:
             faulthandler.dump_traceback(all_threads=True)
-        failure.write(found, self.folder)
+        with contextlib.suppress(OSError):  # on another machine rank 0 may have removed the folder, and have spoken
+            failure.write(found, self.folder)
         if found.in_collective:
             time.sleep(HOLD_SECONDS)
         return found
@@ -153,9 +173,9 @@ def run_worker(setup: WorkerSetup, main: Callable[..., None], args: tuple[Any, .
     die_with(setup.parent_pid)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     console = redirect(log_path(setup.run_dir, rank), keep_console=rank == 0)
-    duties = Duties(rank, setup.failure_dir)
+    duties = Duties(rank, setup.failure_dir, shutdown_seconds=setup.shutdown_seconds)
     duties.begin()
-    _await_all_started(setup.failure_dir)
+    _await_all_started(duties)
     try:
         run_main(setup, duties, main, args, local_rank=int(os.environ["LOCAL_RANK"]), console=console)
     except BaseException as error:  # whatever it is, the launcher must learn of it
@@ -180,8 +200,7 @@ def run_main(
     """
     worker = _enter_world(setup, duties, local_rank, console, meeting)
     main(worker, *args)
-    dist.barrier()  # nobody leaves while another is still receiving
-    dist.destroy_process_group()
+    duties.part()
     duties.end()
 
 
@@ -206,13 +225,15 @@ def redirect(path: Path, *, keep_console: bool) -> TextIO | None:
     return console
 
 
-def _await_all_started(folder: Path) -> None:
+def _await_all_started(duties: Duties) -> None:
     """Wait until the last worker is forked.
 
     As soon as one connects, a thread of the agent's store looks up its name, and holds the lock of libc's resolver the
     while. A worker forked in that moment would inherit the lock as held, and wait for ever at its own first look-up.
     """
-    while len(list(folder.glob("member-*"))) < int(os.environ["WORLD_SIZE"]):
+    while len(list(duties.folder.glob("member-*"))) < int(os.environ["WORLD_SIZE"]):
+        if duties.watch.number:  # one ended before it could sign in, and the agent ends the others
+            duties.leave_with_peers()
         time.sleep(_POLL_SECONDS)
 
 
@@ -220,12 +241,14 @@ def _enter_world(
     setup: WorkerSetup, duties: Duties, local_rank: int, console: TextIO | None, meeting: dict[str, Any]
 ) -> Worker:
     timeout = datetime.timedelta(seconds=setup.timeout_seconds)
-    torch.set_num_threads(setup.num_threads)
+    num_threads = threads_wanted(os.environ, by_torchrun=duties.by_torchrun) or roster.share_of_cores(duties.folder)
+    sys.stderr.write(f"rank {duties.rank}: {num_threads} torch threads\n")
+    torch.set_num_threads(num_threads)
     if setup.deterministic:
         compute_deterministically()
     if setup.device == "cuda":
         # Where the starter shows each rank its own device alone, that is number 0.
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=timeout, device_id=device, **meeting)
     else:
@@ -240,6 +263,17 @@ def _enter_world(
         console=console,
         duties=duties,
     )
+
+
+def threads_wanted(environment: Mapping[str, str], *, by_torchrun: bool) -> int:
+    """The number of threads that the user asks for in the usual way; 0: none.
+
+    torchrun sets 1 where the user has set nothing, so from its ranks a 1 is no wish.
+    """
+    wanted = environment.get("OMP_NUM_THREADS", "")
+    if not wanted.isdigit() or (by_torchrun and wanted == "1"):
+        return 0
+    return int(wanted)
 
 
 def compute_deterministically() -> None:

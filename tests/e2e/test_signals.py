@@ -142,7 +142,7 @@ def test_a_run_that_is_interrupted_twenty_times_is_the_run_that_is_not(train, sh
         number = dice.choice([signal.SIGINT, signal.SIGTERM])
         os.killpg(process.pid, number) if dice.random() < 0.5 else process.send_signal(number)
         _, error = process.communicate(timeout=100)
-        assert process.returncode == 128 + number or "Traceback" not in error
+        assert "Traceback" not in error
         assert not any(running(pid) for pid in pids) and shell.left_behind == []
         if process.returncode == 0:
             break  # it came to its end

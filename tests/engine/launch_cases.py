@@ -21,7 +21,7 @@ from gooseslo.engine.worker import Worker
 from gooseslo.errors import DataError, GooseError, SaveError
 
 RENDEZVOUS_SECONDS = 20
-TIMEOUT_SECONDS = {"stop_rank_1": 6, "keep_rank_1_busy": 6}
+TIMEOUT_SECONDS = {"stop_rank_1": 3, "keep_rank_1_busy": 3}
 
 
 def succeed(worker: Worker) -> None:
@@ -183,6 +183,22 @@ def note_the_order(run_dir: Path) -> None:
     os.register_at_fork(before=lambda: time.sleep(0.2), after_in_child=lambda: note("forked"))
 
 
+def leave_before_signing_in(worker: Worker) -> None:
+    """See main: rank 1 does not come so far."""
+
+
+def lose_rank_1() -> None:
+    """Have rank 1 end as soon as it is forked, as for want of memory."""
+    begin = worker_module.Duties.begin
+
+    def leave_or_begin(duties: worker_module.Duties) -> None:
+        if duties.rank == 1:
+            os._exit(3)
+        begin(duties)
+
+    worker_module.Duties.begin = leave_or_begin
+
+
 def start_by(method: str) -> None:
     """Have the agent start its workers by `method`: spawn is what CUDA needs, and works without it."""
     make_config = launcher._launch_config
@@ -202,6 +218,8 @@ def main(case: str, num_workers: int, run_dir: Path, shutdown_seconds: int) -> i
     if case == "start_slowly":
         run_dir.mkdir()
         note_the_order(run_dir)
+    if case == "leave_before_signing_in":
+        lose_rank_1()
     try:
         launcher.launch(spec, globals()[case])
     except GooseError as error:

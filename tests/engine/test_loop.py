@@ -27,7 +27,7 @@ class FakeStep:
     device = torch.device("cpu")
 
     def __init__(self, bad=()):
-        self.bad, self.seen = set(bad), []
+        self.bad, self.seen, self.evaluated = set(bad), [], 0
 
     def __call__(self, input_ids, labels, *, step, update):
         skipped = step in self.bad
@@ -37,6 +37,7 @@ class FakeStep:
         return StepResult(loss=2.0, grad_norm=math.nan if skipped else 1.0, num_tokens=8, skipped=skipped)
 
     def evaluate(self, input_ids, labels):
+        self.evaluated += 1
         return 6.0, 4
 
     def stage_seconds(self):
@@ -48,7 +49,9 @@ class Loader(SimpleNamespace):
         return SimpleNamespace(input_ids=torch.full((2, 4), consumed), labels=None)
 
 
-def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True, requests=None, while_saving=None):
+def trainer(
+    step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True, requests=None, while_saving=None, **more
+):
     events, lrs = [], []
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -77,6 +80,7 @@ def trainer(step, *, last_step=6, eval_every=0, save_every=0, save_at_end=True, 
         describe=lambda record: {"kind": "train", **vars(record)},
         observers=[observe],
         requests=requests,
+        **more,
     )
     return made, events, lrs
 
@@ -101,6 +105,16 @@ def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():
     assert step.seen == [(0, 0), (1, 2), (2, 4), (3, 6)]
     assert lrs == [0.0, 1.0]
     assert position == Position(step=4, updates=2, consumed_samples=8, consumed_tokens=32)
+
+
+def test_ranks_part_before_any_closes_its_observers_and_not_where_one_failed():
+    made, events, _ = trainer(FakeStep(), last_step=1, part=lambda stop_signal: events.append("parted"))
+    made.fit(Position())
+    assert events[-2:] == ["parted", "closed"]
+    made, events, _ = trainer(FakeStep(bad=range(9)), part=lambda stop_signal: events.append("parted"))
+    with pytest.raises(FloatingPointError):
+        made.fit(Position())
+    assert events[-1] == "closed" and "parted" not in events
 
 
 def test_too_many_skipped_steps_in_a_row_end_the_run():
@@ -148,13 +162,25 @@ def kinds_and_steps(events):
     return [(kind, step) for kind, step, *_ in events[:-1]]
 
 
-def test_a_signal_saves_the_running_step_before_it_is_evaluated_and_ends_the_run():
+def test_a_signal_saves_the_running_step_and_ends_the_run_without_an_evaluation():
     step = FakeStep()
     requests = Requests(signal_number=Signals(step, at=2))
     made, events, _ = trainer(step, last_step=9, eval_every=3, save_at_end=False, requests=requests)
     assert made.fit(Position()).step == 3 and made.stop_signal == signal.SIGTERM
-    assert kinds_and_steps(events)[-3:] == [("train", 3), ("save", 3), ("eval", 3)]
+    assert kinds_and_steps(events)[-2:] == [("train", 3), ("save", 3)]
     assert events[-1] == "closed"
+
+
+@pytest.mark.parametrize("file", [False, True], ids=["nothing saved yet", "saved for the file"])
+def test_a_signal_during_an_evaluation_abandons_it_and_the_step_is_saved_once(file, tmp_path):
+    step = FakeStep()
+    if file:
+        (tmp_path / "SAVE_NOW").touch()
+    requests = Requests(signal_number=lambda: signal.SIGTERM if step.evaluated == 1 else 0, run_dir=tmp_path)
+    made, events, _ = trainer(step, last_step=9, eval_every=1, save_at_end=False, requests=requests)
+    assert made.fit(Position()).step == 1 and made.stop_signal == signal.SIGTERM
+    assert kinds_and_steps(events) == [("train", 1), ("save", 1)]
+    assert step.evaluated == 1, "of two batches"
 
 
 def test_a_step_is_saved_once_where_a_signal_and_the_interval_ask_for_it():

@@ -14,13 +14,20 @@ from gooseslo.engine.checkpoint.manifest import Manifest
 from gooseslo.engine.checkpoint.merge import merge_checkpoint
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.sources import prepare_data
-from gooseslo.engine.worker import Worker
+from gooseslo.engine.worker import Duties, Worker
 from gooseslo.schema.groups import AdamWConfig, LinearScheduleConfig, LoggingConfig, SyntheticDataConfig
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
 from gooseslo.testing.ranks import run_ranks
 
 GROUPS = {"*.bias": {"lr": 1e-3}, "transformer.wte.weight": {"weight_decay": 0.0, "betas": [0.8, 0.9]}}
+
+
+class StayingDuties(Duties):
+    """Those of a rank whose world goes on after the run."""
+
+    def part(self):
+        pass
 
 
 def part_of_a_run(rank, world_size, case, run_dir, start, stop_after, optimizer):
@@ -37,7 +44,15 @@ def part_of_a_run(rank, world_size, case, run_dir, start, stop_after, optimizer)
     plan = make_plan(job, num_devices=0)
     data = prepare_data(job.data, seed=0, model_vocab_size=96, cache_dir=run_dir, progress=lambda message: None)
     device = torch.device("cpu")
-    worker = Worker(rank=rank, local_rank=rank, world_size=world_size, run_dir=run_dir, device=device, console=None)
+    worker = Worker(
+        rank=rank,
+        local_rank=rank,
+        world_size=world_size,
+        run_dir=run_dir,
+        device=device,
+        console=None,
+        duties=StayingDuties(rank),
+    )
     trainer, position = build_trainer(worker, job, plan, data, start=start)
     trainer.fit(position)
     weights = {

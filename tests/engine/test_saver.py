@@ -10,7 +10,7 @@ from gooseslo.engine.build import build_trainer
 from gooseslo.engine.loop import Position
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.sources import prepare_data
-from gooseslo.engine.worker import Worker
+from gooseslo.engine.worker import Duties, Worker
 from gooseslo.schema.groups import SyntheticDataConfig
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
@@ -32,6 +32,7 @@ def said_at_a_save(rank, world_size, case, run_dir, changed):
             run_dir=run_dir,
             device=torch.device("cpu"),
             console=console if rank == 0 else None,
+            duties=Duties(rank),
         )
         trainer, _ = build_trainer(worker, job, plan, data, start=None)
         step = trainer.train_step

@@ -115,7 +115,7 @@ def test_the_resume_command_gives_the_same_job_in_the_same_folder(name, tmp_path
 def test_the_resume_command_goes_to_the_end_whatever_ended_this_start(tmp_path, monkeypatch):
     """`stop_after` and `never` are of this start alone, also where a file says them."""
     monkeypatch.chdir(tmp_path)
-    args = ["train.steps=9", "train.stop_after=3", "checkpoint.resume=never", "run.name=x"]
+    args = ["train.steps=19", "train.stop_after=3", "checkpoint.resume=never", "run.name=x"]
     Path("job.yaml").write_text(dump_yaml(compose_train(args)))
     for given in (args, ["--config-file", "job.yaml", "run.name=y"]):
         flags = read_flags(given)
@@ -124,4 +124,4 @@ def test_the_resume_command_goes_to_the_end_whatever_ended_this_start(tmp_path, 
         again = read_flags(shlex.split(resume_command(job, Path("runs/y"), given))[2:])
         resumed = compose_train(again.overrides, config_file=again.config_file)
         assert resumed.train.stop_after is None and resumed.checkpoint.resume == "auto"
-        assert resumed.run.dir == "runs/y" and resumed.run.name is None and resumed.train.steps == 9
+        assert resumed.run.dir == "runs/y" and resumed.run.name is None and resumed.train.steps == 19

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -119,7 +120,27 @@ def test_wandb_offline_holds_the_numbers_and_one_run_over_two_starts(run_dir):
         assert [row["valid/loss"] for row in history if "valid/loss" in row] == [4.0, 4.0]
 
 
-def test_a_run_that_fails_is_a_failed_run_at_wandb(run_dir):
+@pytest.mark.parametrize("why", ["a failure", "a signal"])
+def test_its_end_takes_no_longer_than_the_process_has(why, run_dir, monkeypatch):
+    """Other ranks wait where this one failed, and the process is killed when the time to save is over."""
+    monkeypatch.setattr(WandbRun, "_live", lambda self, mode: threading.Event().wait(60))
+    left = 2.2 if why == "a signal" else math.inf
+    monkeypatch.setattr(wandb_run, "FAILED_SECONDS", 0.2)
+    settings = {"mode": "online", "project": "ponds", "config": {}, "tell": print}
+    tracker = WandbRun(run_dir, seconds_left=lambda: left, **settings)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        if why == "a signal":
+            tracker.close()
+        try:
+            raise FloatingPointError
+        except FloatingPointError:
+            tracker.close()
+    assert time.monotonic() - began < 10, "of 45 s that it has else"
+
+
+def test_a_run_that_fails_is_a_failed_run_at_wandb(run_dir, monkeypatch):
+    monkeypatch.setattr(wandb_run, "FAILED_SECONDS", 30)
     tracker, _ = start(run_dir)
     tracker(train(1))
     try:

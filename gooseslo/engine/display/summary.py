@@ -44,14 +44,18 @@ def summary(run_dir: Path, *, resume: str, seconds: float) -> str:
 def resume_command(
     job: TrainJob, run_dir: Path, args: Iterable[str], *, command: Sequence[str] = ("gooseslo", "train")
 ) -> str:
-    """What continues the run that `command` and the arguments `args` started, to be pasted into a shell."""
+    """What continues the run that `command` and the arguments `args` started, to be pasted into a shell.
+
+    An empty command stands for a launcher that only the user knows how to start.
+    """
     kept = [argument for argument in args if _key(argument) not in _OF_THIS_START]
     # a configuration file may say it too, so leaving the argument out is not enough
     if job.train.stop_after is not None:
         kept.append("train.stop_after=null")
     if job.checkpoint.resume != "auto":
         kept.append("checkpoint.resume=auto")
-    return shlex.join([*command, *kept, as_argument("run.dir", str(run_dir))])
+    line = shlex.join([*(command or ("gooseslo", "train")), *kept, as_argument("run.dir", str(run_dir))])
+    return line if command else f"{line}  # the ranks started as before"
 
 
 def merge_command(run_dir: Path, latest: Path) -> str:

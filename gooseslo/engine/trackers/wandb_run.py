@@ -7,6 +7,7 @@ records into a queue. What the thread has to say comes out at the next record, i
 from __future__ import annotations
 
 import gc
+import math
 import queue
 import secrets
 import sys
@@ -25,7 +26,10 @@ CONNECT_SECONDS = 15.0
 """So long the server is waited for when the run begins."""
 FINISH_SECONDS = 20.0
 """So long the rest of the records is sent when the run ends."""
+FAILED_SECONDS = 2.0
+"""So long after a failure: enough for files; the other ranks' end may not wait for a server."""
 _GRACE_SECONDS = 10.0
+_MARGIN_SECONDS = 2.0
 _MAX_WAITING = 10_000
 
 
@@ -33,10 +37,20 @@ class WandbRun:
     """Records go to wandb, online or into files of the run folder; one run, whatever number of starts it takes."""
 
     def __init__(
-        self, run_dir: Path, *, mode: str, project: str, config: Mapping[str, object], tell: Callable[[str], None]
+        self,
+        run_dir: Path,
+        *,
+        mode: str,
+        project: str,
+        config: Mapping[str, object],
+        tell: Callable[[str], None],
+        seconds_left: Callable[[], float] = lambda: math.inf,
     ):
-        """`mode` is offline or online, `config` the resolved configuration; `tell` takes a line for the user."""
-        self._run_dir, self._tell = run_dir, tell
+        """`mode` is offline or online, `config` the resolved configuration; `tell` takes a line for the user.
+
+        `seconds_left`: so long the process may still live.
+        """
+        self._run_dir, self._tell, self._seconds_left = run_dir, tell, seconds_left
         self._settings = {"project": project, "name": run_dir.name, "config": dict(config), "id": _run_id(run_dir)}
         self._records: queue.Queue[dict[str, float] | None] = queue.Queue(_MAX_WAITING)
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -65,7 +79,8 @@ class WandbRun:
             self._records.put_nowait(None)
         except queue.Full:
             return  # it has stood still for thousands of records, and was given up
-        self._thread.join(CONNECT_SECONDS + FINISH_SECONDS + _GRACE_SECONDS)
+        seconds = FAILED_SECONDS if self._failed else CONNECT_SECONDS + FINISH_SECONDS + _GRACE_SECONDS
+        self._thread.join(max(0.0, min(seconds, self._seconds_left() - _MARGIN_SECONDS)))
         self._hear()
         if self._thread.is_alive():
             raise TimeoutError("it does not end")
