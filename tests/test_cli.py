@@ -158,3 +158,21 @@ def test_doctor_finds_a_collective_that_works():
     done = run_cli("doctor")
     assert done.returncode == 0
     assert "gloo all-reduce" in done.stdout and "works" in done.stdout and "2.13" in done.stdout
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_adopted_ranks_only_the_first_speaks_of_wrong_flags(rank, capsys, monkeypatch):
+    found = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+
+    def lead(place, run, report):
+        return run(None)
+
+    adopt = types.SimpleNamespace(lead=lead, follow=lambda place, report: 2)
+    monkeypatch.setitem(sys.modules, "gooseslo.engine.adopt", adopt)
+    assert cli.main(["train", "--hepl"]) == 2
+    assert ("nearest: --help" in capsys.readouterr().err) == (rank == "0")
+    for flags in (["--help"], ["--cfg", "job"]):
+        assert cli.main(["train", *flags]) == 0
+        assert (capsys.readouterr().out != "") == (rank == "0")

@@ -6,14 +6,20 @@ import faulthandler
 import os
 import signal
 import threading
+import time
+from collections.abc import Sequence
 
 from gooseslo.engine import failure, roster, watchdog
 from gooseslo.engine.failure import Failure
 from gooseslo.engine.interrupt import SAME_FORWARDED_SECONDS, SAME_SIGNAL_SECONDS, Interrupted
 from gooseslo.engine.launcher import LaunchSpec
 from gooseslo.engine.place import Place
+from gooseslo.engine.roster import Member
 from gooseslo.engine.worker import Duties, WorkerSetup, log_path
 from gooseslo.errors import GooseError, WorkerError
+
+_LEAVE_SECONDS = 2.0
+_POLL_SECONDS = 0.02
 
 
 class SaidElsewhere(GooseError):  # noqa: N818
@@ -54,7 +60,9 @@ class AdoptedDuties(Duties):
         if self.deaf or self._failing:
             return
         if self._folder is not None and self.has_failed_peer():
-            self.leave_with_peers()
+            failures = failure.read_all(self.folder).values()
+            cause = failure.root_cause(list(failures)).exit_code if failures else 1
+            self.leave_with_peers(exit_code=max(1, cause))
         if not self._training or (again and number == signal.SIGINT):
             os._exit(128 + (self.watch.number or number))
         if not again:
@@ -76,6 +84,16 @@ class AdoptedDuties(Duties):
             os._exit(128 + number)
 
 
+def _dismiss(members: Sequence[Member]) -> None:
+    """End these of the ranks, by themselves where they can: the exit code of each is its launcher's to see."""
+    for member in members:
+        member.send(signal.SIGTERM)
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while any(member.is_local and member.state() for member in members) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    watchdog.end(members)
+
+
 def outcome(found: Failure, spec: LaunchSpec, setup: WorkerSetup) -> GooseError:
     """What this rank's failure comes to: the whole error on the rank that shows it, the exit code on the others."""
     if found.interrupted_by:
@@ -93,6 +111,6 @@ def outcome(found: Failure, spec: LaunchSpec, setup: WorkerSetup) -> GooseError:
     speakers = [cause.rank] if cause.type_name else [rank for rank, other in failures.items() if other.type_name]
     if found.rank != min(speakers):
         return SaidElsewhere(max(1, cause.exit_code))
-    watchdog.end(left)
+    _dismiss(left)
     logs = {rank: log_path(setup.run_dir, rank) for rank in range(spec.num_workers)}
     return failure.to_error(list(failures.values()), coordinates=spec.coordinates, logs=logs)

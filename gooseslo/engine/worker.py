@@ -148,7 +148,7 @@ class Duties:
         others = (member for member in roster.dead(self.folder) if member.rank != self.rank)
         return any(others) or any(rank != self.rank for rank in failure.read_all(self.folder))
 
-    def leave_with_peers(self) -> None:
+    def leave_with_peers(self, *, exit_code: int = 1) -> None:
         """End the process because another failed; says where it was, should the others have waited for it."""
         try:
             faulthandler.dump_traceback(all_threads=True)
@@ -156,7 +156,7 @@ class Duties:
             if self.rank not in failure.read_all(self.folder):
                 failure.write(failure.left_behind(frame, self.rank), self.folder)
         finally:
-            os._exit(1)
+            os._exit(exit_code)
 
 
 def log_path(run_dir: Path, rank: int) -> Path:

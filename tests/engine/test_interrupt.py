@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gooseslo.engine import interrupt, launcher
+from gooseslo.engine import adopted_rank, interrupt, launcher
 from gooseslo.engine.adopted_rank import AdoptedDuties
 from gooseslo.engine.interrupt import SignalWatch
 from gooseslo.engine.place import Place
@@ -74,3 +74,22 @@ def test_a_signal_passes_through_code_that_logs_every_exception(tmp_path, monkey
     monkeypatch.setattr(launcher, "elastic_launch", agent)
     with pytest.raises(interrupt.Interrupted, match="SIGTERM"):
         launcher.launch(spec, print)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_says_that_the_time_to_save_is_over(rank, capfd, monkeypatch):
+    """As where a rank of another machine is gone: nobody here can know, and the launcher sends a signal."""
+
+    class LeftError(Exception):
+        pass
+
+    def leave(code):
+        raise LeftError(code)
+
+    monkeypatch.setattr(adopted_rank.os, "_exit", leave)
+    monkeypatch.setattr(adopted_rank.faulthandler, "dump_traceback", lambda **options: None)
+    duties = AdoptedDuties(dataclasses.replace(PLACE, rank=rank))
+    duties.shutdown_seconds = 60
+    with pytest.raises(LeftError, match="143"):
+        duties._give_up(signal.SIGTERM)
+    assert ("within launcher.shutdown_seconds=60" in capfd.readouterr().err) == (rank == 0)

@@ -30,15 +30,30 @@ def test_torchrun_and_deepspeed():
     assert (place.rank, place.local_rank, place.world_size, place.local_size) == (3, 1, 4, 2)
     assert (place.host, place.port, place.starter) == ("node7", 29500, "torchrun")
     assert place.starter_listens and place.ends_with_parent
+    assert place.command == (), "there is another machine, and nobody knows how torchrun was called"
+    alone = find_place(TORCHRUN | {"WORLD_SIZE": "2", "RANK": "1"})
+    assert " ".join(alone.command) == "torchrun --nproc-per-node=2 -m gooseslo train"
     deepspeed = {key: value for key, value in TORCHRUN.items() if not key.startswith(("TORCHELASTIC", "LOCAL_W"))}
     place = find_place(deepspeed | {"LOCAL_SIZE": "2", "CROSS_RANK": "0"})
-    assert place.local_size == 2 and not place.starter_listens and place.ends_with_parent
+    assert place.local_size == 2 and not place.starter_listens and place.ends_with_parent and place.command == ()
+
+
+def test_each_attempt_has_a_name_of_its_own():
+    restarts = [find_place(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": count}).attempt for count in "01"]
+    requeued = [find_place(STEP | change).attempt for change in ({}, {"SLURM_RESTART_COUNT": "1"})]
+    # both have the same port
+    jobs = [
+        find_place(STEP | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}) for job, step in (("1000", "1"), ("1097", "0"))
+    ]
+    assert len({job.port for job in jobs}) == 1
+    assert len({*restarts, *requeued, *(job.attempt for job in jobs)}) == 6
 
 
 def test_a_step_of_several_tasks():
     place = find_place(STEP)
     assert (place.rank, place.local_rank, place.world_size, place.local_size) == (3, 1, 4, 2)
     assert (place.host, place.starter, place.starter_listens) == ("gpu07", "slurm", False)
+    assert " ".join(place.command) == "srun -n 4 gooseslo train"
     assert 1024 < place.port < 32768 and place.port != find_place(STEP | {"SLURM_STEP_ID": "2"}).port
     given = find_place(STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"})
     assert (given.host, given.port) == ("10.0.0.1", 4000)

@@ -112,6 +112,12 @@ def test_the_resume_command_gives_the_same_job_in_the_same_folder(name, tmp_path
         assert getattr(again, group) == getattr(job, group)
 
 
+def test_a_launcher_that_nobody_knows_is_left_to_the_user():
+    job = compose_train(["run.name=x"])
+    line = resume_command(job, Path("runs/x"), ["parallel.tp=2", "run.name=x"], command=())
+    assert line == "gooseslo train parallel.tp=2 run.dir=runs/x  # the ranks started as before"
+
+
 def test_the_resume_command_goes_to_the_end_whatever_ended_this_start(tmp_path, monkeypatch):
     """`stop_after` and `never` are of this start alone, also where a file says them."""
     monkeypatch.chdir(tmp_path)
