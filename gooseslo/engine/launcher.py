@@ -28,7 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gooseslo.engine import failure, roster
 from gooseslo.engine.failure import Failure
-from gooseslo.engine.interrupt import SAME_SIGNAL_SECONDS, Interrupted, handled
+from gooseslo.engine.interrupt import SAME_SIGNAL_SECONDS, STOP_SIGNALS, Interrupted, handled
 from gooseslo.engine.run_folder import LOGS
 from gooseslo.engine.watchdog import Watchdog
 from gooseslo.engine.worker import WorkerSetup, log_path, run_worker
@@ -120,6 +120,7 @@ class _Interruption:
         self.number = 0
         self._spec, self._watchdog, self._scratch = spec, watchdog, scratch
         self._parent, self._first_at, self._reason = os.getpid(), 0.0, ""
+        self._ended = False
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handler of the parent's signals; workers inherit it and have their own soon after their start."""
@@ -138,7 +139,8 @@ class _Interruption:
             return
         else:
             self._reason = "the second signal ended it at once"
-        self._watchdog.tell(signal.SIGKILL)
+        self._ended = True
+        self._watchdog.condemn()
         raise _Ended(Interrupted(self.number, reason=self._reason))
 
     def or_else(self, failures: list[Failure]) -> GooseError:
@@ -147,6 +149,8 @@ class _Interruption:
         logs = {rank: log_path(self._spec.run_dir, rank) for rank in range(self._spec.num_workers)}
         if not interrupted_by:
             return failure.to_error(failures, coordinates=self._spec.coordinates, logs=logs)
+        if self._ended:  # and what was raised for it is lost
+            return Interrupted(interrupted_by, reason=self._reason)
         cause = failure.root_cause(failures)
         killed = self._reason and self._watchdog.silent and (cause.missing or cause.in_collective)
         reason = self._reason if killed else f"not saved: rank {cause.rank}: {cause.summary()}"
@@ -155,8 +159,15 @@ class _Interruption:
 
 @contextlib.contextmanager
 def _frozen_objects() -> Iterator[None]:
-    """Keep a worker's garbage collector off this process's objects: their threads are not there to be joined."""
-    gc.collect()
+    """Keep a worker's garbage collector off this process's objects: their threads are not there to be joined.
+
+    Signals wait meanwhile: what a handler raises while an object is finalised is lost.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        gc.collect()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     gc.freeze()
     try:
         yield

@@ -29,6 +29,7 @@ class Watchdog:
         self.silent: dict[int, Failure] = {}
         self._folder = folder
         self._deadline: float | None = None
+        self._condemned = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -52,9 +53,17 @@ class Watchdog:
         for member in roster.members(self._folder):
             member.send(number)
 
+    def condemn(self) -> None:
+        """Kill every worker, also one that only now starts: the exception that ends the launch may be lost."""
+        self._condemned = True
+        self.tell(signal.SIGKILL)
+
     def _run(self) -> None:
         failed = False
         while not self._over.wait(_POLL_SECONDS):
+            if self._condemned:
+                self.tell(signal.SIGKILL)
+                continue
             if not failed and (roster.dead(self._folder) or failure.read_all(self._folder)):
                 failed = True
                 self.allow(_GRACE_SECONDS)

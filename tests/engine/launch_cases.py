@@ -6,6 +6,7 @@ Its own process, because workers are forked from it and the process of the tests
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import sys
@@ -39,6 +40,38 @@ def compute_deterministically(worker: Worker) -> None:
     if worker.console is not None:
         flags = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
         worker.console.write(f"{flags} {os.environ.get('CUBLAS_WORKSPACE_CONFIG')}\n")
+
+
+class Interrupting:
+    """A cycle whose finaliser, where what a handler raises is lost, gets a Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+
+
+def interrupt_a_finaliser(worker: Worker) -> None:
+    """The launch should have ended before; see main."""
+    wait_in_a_collective(worker)
+
+
+def interrupt_the_agent_in_vain(worker: Worker) -> None:
+    """See main."""
+    wait_in_a_collective(worker)
+
+
+def lose_what_the_agent_raises() -> None:
+    """The Ctrl-C comes where nobody hears of the exception, just before the workers start."""
+    start = launcher.elastic_launch
+
+    def interrupted(*args: object) -> object:
+        Interrupting().cycle = None
+        return start(*args)
+
+    launcher.elastic_launch = interrupted
 
 
 def mark(worker: Worker) -> None:
@@ -218,6 +251,11 @@ def main(case: str, num_workers: int, run_dir: Path, shutdown_seconds: int) -> i
     if case == "start_slowly":
         run_dir.mkdir()
         note_the_order(run_dir)
+    if case == "interrupt_a_finaliser":
+        gc.disable()
+        Interrupting()
+    if case == "interrupt_the_agent_in_vain":
+        lose_what_the_agent_raises()
     if case == "leave_before_signing_in":
         lose_rank_1()
     try:

@@ -186,6 +186,14 @@ def test_a_signal_to_the_parent_ends_all_without_a_traceback(number, code, start
     assert time.monotonic() - started < 8 and session_members(process.pid) == []
 
 
+@pytest.mark.parametrize("case", ["interrupt_a_finaliser", "interrupt_the_agent_in_vain"])
+def test_a_signal_that_a_finaliser_swallows_ends_the_run_all_the_same(case, start):
+    process = start(case, 2)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors.rstrip().endswith("interrupted by SIGINT")
+    assert session_members(process.pid) == []
+
+
 def test_workers_that_do_not_end_after_a_signal_are_killed(start, tmp_path):
     process = start("train_deaf", 2)
     wait_for_workers(tmp_path / "run", 2)
