@@ -118,10 +118,14 @@ def merge_checkpoint(flags: Flags, args: list[str]) -> int:
     job = compose_merge(flags.overrides, config_file=flags.config_file)
     if flags.show_config:
         return _show(job)
+    from gooseslo.engine.checkpoint.folders import passed_over
     from gooseslo.engine.checkpoint.merge import merge_checkpoint as merge
 
     assert job.input is not None and job.output is not None, "both are checked to be given"
-    merge(Path(job.input), Path(job.output), step=job.model.step)
+    folder = merge(Path(job.input), Path(job.output), step=job.model.step)
+    if warning := passed_over(folder):
+        sys.stderr.write(f"warning: {warning}\n")
+    sys.stdout.write(f"{folder} -> {job.output}\n")
     return 0
 
 

@@ -214,7 +214,7 @@ def to_error(failures: Sequence[Failure], *, coordinates: Sequence[str], logs: M
     parts = []
     others = [other for other in failures if other is not cause and not other.missing]
     if others:
-        parts.append("waited for it in vain:" if cause.missing else "failed after it, as a consequence:")
+        parts.append("waited for it in vain:" if cause.missing else "failed as a consequence of what stands last:")
         others.sort(key=lambda failure: failure.rank)
         parts += [f"  rank {failure.rank} ({coordinates[failure.rank]}): {failure.summary()}" for failure in others]
     parts.append("logs:")

@@ -11,7 +11,8 @@ from typing import TextIO
 import torch
 
 from gooseslo.engine.build import build_trainer
-from gooseslo.engine.checkpoint.folders import clean_up, find_latest, read_state
+from gooseslo.engine.checkpoint.folders import clean_up, find_latest, passed_over, read_state
+from gooseslo.engine.checkpoint.manifest import Manifest
 from gooseslo.engine.display.summary import resume_command, summary
 from gooseslo.engine.interrupt import Interrupted
 from gooseslo.engine.launcher import LaunchSpec, launch
@@ -68,7 +69,7 @@ def train(
             plan=str(plan),
             environment=describe_environment(sys.argv, now),
         )
-        _say(console, job, f"{folder.path}\n{plan}")
+        _say(console, job, f"{folder.path}\n{plan}\n{_beginning(job, start)}")
         launch(_launch_spec(job, plan, folder.path), train_worker, job, plan, data, start)
     except Interrupted as error:
         clean_up(folder.checkpoints)
@@ -80,6 +81,18 @@ def train(
         seconds = (datetime.datetime.now() - now).total_seconds()
         console.write(summary(folder.path, resume=go_on(), seconds=seconds))
     return 0
+
+
+def _beginning(job: TrainJob, start: Path | None) -> str:
+    """What the run trains on, and from where."""
+    if start is None:
+        return f"data {job.data.name}, from random weights"
+    saved = Manifest.read(start).topology
+    layout = " ".join(f"{axis}={saved[axis]}" for axis in ("tp", "pp", "dp") if axis in saved)
+    warning = passed_over(start)
+    return f"data {job.data.name}, going on from {start} (saved at {layout})" + (
+        f"\nwarning: {warning}" if warning else ""
+    )
 
 
 def _prepare(job: TrainJob, plan: Plan, start: Path | None, *, cache_dir: Path, console: TextIO) -> RunData:

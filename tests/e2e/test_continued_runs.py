@@ -50,7 +50,8 @@ def test_changed_text_is_refused(begun, options):
 
 def test_a_step_folder_of_another_run_by_a_relative_path(begun, options):
     step = "checkpoint.resume=runs/run/checkpoints/step-00000002"
-    begun("train", *options, "run.name=other", step)
+    out = begun("train", *options, "run.name=other", step)
+    assert "going on from runs/run/checkpoints/step-00000002 (saved at tp=1 pp=1 dp=1)" in out
     assert [record["step"] for record in begun.metrics("other")] == [3, 4]
     error = begun("train", *options, "run.name=third", step, "run.seed=7", code=2)
     assert error.startswith("run.seed=7: the run has 0")
@@ -93,6 +94,20 @@ def test_a_failed_save_is_a_failure_at_run_time(begun, options):
     assert "Traceback" in error and "not saved" in error
     assert error.strip().splitlines()[-1].startswith("rank 0 ")
     assert (checkpoints / "step-00000002" / "manifest.json").exists()
+
+
+def test_a_newest_checkpoint_that_is_broken_is_said_to_be_passed_over(begun, options):
+    checkpoints = begun.folder / "runs" / "run" / "checkpoints"
+    shutil.copytree(checkpoints / "step-00000002", checkpoints / "step-00000003")
+    (checkpoints / "latest").write_text("step-00000003\n")
+    file = checkpoints / "step-00000003" / "model_tp=0_pp=0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    words = "warning: step-00000002 is used, not step-00000003, which latest names: "
+    process = begun.start("merge-checkpoint", "input=runs/run", "output=merged")
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0 and error.startswith(words) and "model_tp=0_pp=0.safetensors" in error
+    assert out == "runs/run/checkpoints/step-00000002 -> merged\n"
+    assert words in begun("train", *options, "run.name=run")
 
 
 def test_a_stop_that_is_behind_says_so(begun, options):

@@ -68,6 +68,22 @@ def find_latest(run_dir: Path) -> Path | None:
     return next((folder for folder in reversed(folders.values()) if is_complete(folder)), None)
 
 
+def passed_over(folder: Path) -> str | None:
+    """Why `latest` of the run names another step folder than `folder`, the one that is used; None where it does not."""
+    checkpoints = folder.parent
+    try:
+        name = (checkpoints / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if name == folder.name:
+        return None
+    try:
+        Manifest.read(checkpoints / name).check_sizes(checkpoints / name)
+    except CheckpointError as error:
+        return f"{folder.name} is used, not {name}, which {LATEST} names: {error}"
+    return None
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """The trainer's state of a step folder. CheckpointError if it is absent or broken."""
     try:
