@@ -51,7 +51,7 @@ def test_changed_text_is_refused(begun, options):
 def test_a_step_folder_of_another_run_by_a_relative_path(begun, options):
     step = "checkpoint.resume=runs/run/checkpoints/step-00000002"
     out = begun("train", *options, "run.name=other", step)
-    assert "going on from runs/run/checkpoints/step-00000002 (saved at tp=1 pp=1 dp=1)" in out
+    assert "runs/run/checkpoints/step-00000002 (saved at tp=1 pp=1 dp=1)" in out
     assert [record["step"] for record in begun.metrics("other")] == [3, 4]
     error = begun("train", *options, "run.name=third", step, "run.seed=7", code=2)
     assert error.startswith("run.seed=7: the run has 0")
