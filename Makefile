@@ -30,7 +30,7 @@ check: $(INSTALLED)  ## style, types, house rules
 	$(BIN)/pytest tests/test_architecture.py
 
 test: $(INSTALLED)  ## all tests but the slow ones (some minutes)
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 test-slow: $(INSTALLED)  ## the proofs that take minutes each
 	$(BIN)/pytest -m slow

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,7 @@ def engine(monkeypatch):
 
     def install(result=0):
         module("gooseslo.engine.run", train=record(result))
-        module("gooseslo.engine.checkpoint.merge", merge_checkpoint=record(None))
+        module("gooseslo.engine.checkpoint.merge", merge_checkpoint=record(Path("run/checkpoints/step-00000007")))
         module("gooseslo.engine.generate", generate=record(result))
         return calls
 

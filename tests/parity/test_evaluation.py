@@ -1,7 +1,5 @@
 """An evaluation whose last batch is not full: every sample counts once, by its tokens, in every layout."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from gooseslo.data.loader import EvalLoader
 from gooseslo.data.packed import PackedDataset
 from gooseslo.engine.build import build_step
 from gooseslo.engine.hf import empty_model
-from gooseslo.engine.loop import Position, Trainer
+from gooseslo.engine.loop import LoopSettings, Position, Trainer
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
@@ -39,9 +37,18 @@ def evaluated(rank, world_size, case, num_samples, eval_batches):
         dp_size=case.dp,
     )
     records = []
-    Trainer._evaluate(
-        SimpleNamespace(train_step=step, _observe=lambda record: records.append(record())), Position(), "valid", loader
+    trainer = Trainer(
+        train_step=step,
+        optimizer=torch.optim.SGD(step.model.parameters().values()),
+        lr_at=lambda updates: 0.0,
+        train_loader=None,
+        eval_loader=loader,
+        settings=LoopSettings(last_step=0, eval_every=0, save_every=0, save_at_end=False, max_skipped_steps=1),
+        save=lambda position: None,
+        describe=lambda record: {},
+        observers=[records.append],
     )
+    trainer._evaluate(Position(), "valid", loader)
     context.close()
     return records[0]["loss"], records[0]["samples"]
 
