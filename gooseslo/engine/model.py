@@ -131,8 +131,8 @@ def _attach_streams(model: Any, policy: Policy, streams: RandomStreams, *, shard
 
     On sequence shards each tp rank drops parts of its own, so the masks differ between them.
     """
-    fields = model.config.to_dict().items()
-    if not any("drop" in name and isinstance(value, int | float) and value > 0 for name, value in fields):
+    drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+    if not drops and not getattr(model.config, "attention_dropout", 0):  # Llama's is a number, no module
         return
     for patterns, split in ((policy.replicated_dropout, False), (policy.split_dropout, True)):
         for name, module in model.named_modules():

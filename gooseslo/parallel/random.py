@@ -33,7 +33,11 @@ class RandomStreams:
     def seed(self, name: str, *, split: bool) -> None:
         """Seed torch's generators for the draw of module `name`; `split`: differently on each tp rank."""
         rank = self.tp_rank if split else -1
-        torch.manual_seed(derive_seed(self.run_seed, "dropout", self.step, self.micro_batch, name, rank))
+        seed = derive_seed(self.run_seed, "dropout", self.step, self.micro_batch, name, rank)
+        # Not torch.manual_seed: without CUDA it keeps a stack trace of every call, which takes milliseconds.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed(seed)
 
     def attach(self, module: nn.Module, name: str, *, split: bool) -> None:
         """Seed before each training forward of `module`."""

@@ -30,6 +30,14 @@ def test_dropout_is_equal_over_pp_and_dp(layout):
     assert_parity(one, other, loss=1e-12, tensors=1e-9)
 
 
+def test_dropout_that_is_no_module_has_its_streams_too():
+    """Llama drops attention weights by a number of its config."""
+    sizes = {"architecture": "llama", "fields": tiny_fields("llama", attention_dropout=0.1), "samples": 8}
+    one = run_ranks(train, 1, Case(**sizes))[0]
+    other = run_ranks(train, 2, Case(**sizes, pp=2, schedule="gpipe"))[0]
+    assert_parity(one, other, loss=1e-12, tensors=1e-9)
+
+
 def test_dropout_drops():
     """Else the test above would pass with one mask for all."""
     case = dropout_case(0.1, steps=1)
