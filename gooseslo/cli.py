@@ -266,7 +266,3 @@ def _show_help(name: str) -> int:
     usage = f"usage: gooseslo {name} [key=value ...] [--config-file FILE] [--cfg job]"
     sys.stdout.write(f"{usage}\n\n{verb.run.__doc__}\n\n{job_help(getattr(groups, verb.job))}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,6 @@
 """The command line: exit codes, flags, speed, and nothing created where the input is wrong."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,13 @@ def test_wrong_input_ends_with_two(args, words, capsys, monkeypatch, tmp_path):
     out, err = capsys.readouterr()
     assert words in err and out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_interpreter_closes_leaves_the_exit_code(number):
+    late = f"import atexit, os, sys; atexit.register(os.kill, os.getpid(), {int(number)})"
+    code = f"{late}; sys.argv = ['gooseslo', 'trian']; from gooseslo.__main__ import command; sys.exit(command())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 2
 
 
 def test_no_verb_shows_usage(capsys):

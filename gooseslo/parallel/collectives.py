@@ -10,6 +10,7 @@ under sequence parallelism). Sequence shards are equal parts of dim 1 of a [B, S
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup | None
+Change = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class _CopyForward(torch.autograd.Function):
@@ -49,56 +51,17 @@ class _SumForward(torch.autograd.Function):
         return gradient, None
 
 
-class _GatherForward(torch.autograd.Function):
-    """Shards joined forward; gradients of all ranks summed and cut backward."""
+class _Conjugates(torch.autograd.Function):
+    """One function of sequence shards forward, and another, of the gradient, backward."""
 
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return all_gather_sequence(shard, group)
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Change, backward: Change) -> Tensor:
+        ctx.group, ctx.conjugate = group, backward
+        return forward(x, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter_sequence(gradient, ctx.group), None
-
-
-class _SumScatterForward(torch.autograd.Function):
-    """Partial results summed and cut forward; the gradient's shards joined backward."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return reduce_scatter_sequence(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return all_gather_sequence(gradient, ctx.group), None
-
-
-class _CutForward(torch.autograd.Function):
-    """The rank's own shard forward; the gradient's shards joined backward."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return own_shard(whole, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return all_gather_sequence(gradient, ctx.group), None
-
-
-class _JoinForward(torch.autograd.Function):
-    """Shards joined forward; the rank's own shard of a gradient that is equal on all ranks backward."""
-
-    @staticmethod
-    def forward(ctx: Any, shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return all_gather_sequence(shard, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return own_shard(gradient, ctx.group), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.conjugate(gradient, ctx.group), None, None, None
 
 
 def copy_to_group(x: Tensor, group: Group) -> Tensor:
@@ -113,22 +76,22 @@ def sum_over_group(x: Tensor, group: Group) -> Tensor:
 
 def gather_sequence(shard: Tensor, group: Group) -> Tensor:
     """Enter a tensor-parallel region from sequence shards: gradients of the whole's uses are summed over ranks."""
-    return shard if group is None else _GatherForward.apply(shard, group)
+    return shard if group is None else _Conjugates.apply(shard, group, all_gather_sequence, reduce_scatter_sequence)
 
 
 def sum_scatter_sequence(partial: Tensor, group: Group) -> Tensor:
     """Leave a tensor-parallel region to sequence shards: partial results are summed, each rank keeps its shard."""
-    return partial if group is None else _SumScatterForward.apply(partial, group)
+    return partial if group is None else _Conjugates.apply(partial, group, reduce_scatter_sequence, all_gather_sequence)
 
 
 def cut_sequence(whole: Tensor, group: Group) -> Tensor:
     """From a tensor that is equal on all ranks to sequence shards; the whole gradient comes back to each rank."""
-    return whole if group is None else _CutForward.apply(whole, group)
+    return whole if group is None else _Conjugates.apply(whole, group, own_shard, all_gather_sequence)
 
 
 def join_sequence(shard: Tensor, group: Group) -> Tensor:
     """From sequence shards to the whole, whose uses, and so its gradient, are equal on all ranks."""
-    return shard if group is None else _JoinForward.apply(shard, group)
+    return shard if group is None else _Conjugates.apply(shard, group, all_gather_sequence, own_shard)
 
 
 def all_gather_sequence(shard: Tensor, group: dist.ProcessGroup) -> Tensor:

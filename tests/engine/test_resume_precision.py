@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from gooseslo.engine.build import build_trainer
+from gooseslo.engine.build import build_trainer, by_saved_name
 from gooseslo.engine.checkpoint.manifest import Manifest
 from gooseslo.engine.checkpoint.merge import merge_checkpoint
 from gooseslo.engine.plan import make_plan
@@ -55,11 +55,11 @@ def part_of_a_run(rank, world_size, case, run_dir, start, stop_after, optimizer)
     )
     trainer, position = build_trainer(worker, job, plan, data, start=start)
     trainer.fit(position)
+    model = trainer.train_step.model
+    stepped = by_saved_name(trainer.train_step)
     weights = {
-        trainer.train_step.model.saved_name(name): (parameter.detach().clone(), step_parameter.detach().clone())
-        for (name, parameter), step_parameter in zip(
-            trainer.train_step.model.parameters().items(), trainer.train_step.masters.parameters.values(), strict=True
-        )
+        saved: (parameter.detach().clone(), stepped[saved].detach().clone())
+        for saved, parameter in ((model.saved_name(name), p) for name, p in model.parameters().items())
     }
     trainer.train_step.context.close()
     return weights
