@@ -61,9 +61,20 @@ class TrainStep:
     device: torch.device
     clip_grad_norm: float
 
-    def __call__(self, input_ids: Tensor, labels: Tensor, *, step: int, update: Callable[[], None]) -> StepResult:
-        """Train on this data-parallel rank's [samples, S] batch; `update` runs on clipped gradients."""
-        loss, num_tokens = self.gradients(input_ids, labels, step=step)
+    def __call__(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        step: int,
+        update: Callable[[], None],
+    ) -> StepResult:
+        """Train on this data-parallel rank's [samples, S] batch; `update` runs on clipped gradients.
+
+        Positions that begin again within a sample part it into documents; None: each sample is one.
+        """
+        loss, num_tokens = self.gradients(input_ids, labels, position_ids, step=step)
         norm = self.norm()
         # The norm is bit-equal on all ranks of a model replica and over replicas: all skip, or none.
         skipped = not math.isfinite(norm.item())
@@ -73,7 +84,9 @@ class TrainStep:
             self.masters.write_back()
         return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens, skipped=skipped)
 
-    def gradients(self, input_ids: Tensor, labels: Tensor, *, step: int) -> tuple[float, int]:
+    def gradients(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, *, step: int
+    ) -> tuple[float, int]:
         """Loss and predicted tokens of the step; the gradients of the whole batch stand in `.grad`."""
         self.streams.step = step
         self.model.module.train()
@@ -81,16 +94,16 @@ class TrainStep:
         # A step without any predicted token has a loss of 0, not 0/0.
         self.loss.num_tokens = max(1, num_tokens)
         self.buffer.zero()
-        losses = self.runner.train(input_ids.to(self.device), labels.to(self.device))
+        losses = self.runner.train(input_ids.to(self.device), labels.to(self.device), **self._inputs(position_ids))
         self.model.sum_shared_gradients()
         self.buffer.reduce()
         return self._total(losses), num_tokens
 
-    def evaluate(self, input_ids: Tensor, labels: Tensor) -> tuple[float, int]:
+    def evaluate(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> tuple[float, int]:
         """Summed loss and predicted tokens of one global batch, without dropout."""
         self.model.module.eval()
         self.loss.num_tokens = 1
-        losses = self.runner.evaluate(input_ids.to(self.device), labels.to(self.device))
+        losses = self.runner.evaluate(input_ids.to(self.device), labels.to(self.device), **self._inputs(position_ids))
         return self._total(losses), self._count(labels)
 
     def stage_seconds(self) -> list[float]:
@@ -104,6 +117,9 @@ class TrainStep:
         parameters = self.model.parameters()
         counted = [parameters[name] for name in parameters if name in self.model.counted]
         return global_norm(counted, self.context.model_group, self.device)
+
+    def _inputs(self, position_ids: Tensor | None) -> dict[str, Tensor]:
+        return {} if position_ids is None else {"position_ids": position_ids.to(self.device)}
 
     def _count(self, labels: Tensor) -> int:
         """Predicted tokens over all data-parallel ranks."""

@@ -61,6 +61,8 @@ class Case:
     clip_grad_norm: float = 0.0
     seed: int = 0
     ignore_some_labels: bool = False
+    documents: bool = False
+    """Samples are several documents of random lengths, none of which sees another."""
     fixed_batch: bool = False
     """Every step trains on the same batch, so that its loss falls."""
     device: str = "cpu"
@@ -104,6 +106,16 @@ class Case:
             labels[: self.micro_batch_size] = -100
         return tokens[:, :-1], labels
 
+    def positions(self, step: int) -> Tensor | None:
+        """int64 [samples, S]: places of a step's tokens in their documents; None where a sample is one document."""
+        if not self.documents:
+            return None
+        generator = torch.Generator().manual_seed(2000 + step)
+        begins = torch.rand(self.samples, self.sequence_length, generator=generator) < 0.2
+        begins[:, 0] = True
+        places = torch.arange(self.sequence_length).expand(self.samples, -1)
+        return places - torch.where(begins, places, 0).cummax(dim=1).values
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -133,11 +145,14 @@ def run_reference(case: Case) -> Outcome:
     losses, norms, gradients = [], [], []
     for step in range(case.steps):
         ids, labels = (tensor.to(device) for tensor in case.batch(step))
+        positions = case.positions(step)
         optimizer.zero_grad()
         num_tokens = (labels != -100).sum()
         total = 0.0
-        for micro_ids, micro_labels in zip(ids.split(case.micro_batch_size), labels.split(case.micro_batch_size)):
-            logits = model(input_ids=micro_ids, use_cache=False).logits
+        for micro in torch.arange(len(ids)).split(case.micro_batch_size):
+            micro_ids, micro_labels = ids[micro], labels[micro]
+            apart = {} if positions is None else keep_apart(positions[micro].to(device), dtype=plan.dtypes.stepped)
+            logits = model(input_ids=micro_ids, use_cache=False, **apart).logits
             loss = F.cross_entropy(logits.flatten(0, 1), micro_labels.flatten(), reduction="sum") / num_tokens
             loss.backward()
             total += loss.item()
@@ -147,6 +162,14 @@ def run_reference(case: Case) -> Outcome:
         gradients.append({name: p.grad.cpu().clone() for name, p in model.named_parameters()})
         optimizer.step()
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=_snapshot(dict(model.named_parameters())))
+
+
+def keep_apart(positions: Tensor, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a plain model is given for documents that do not see each other: positions [B, S], a mask [B, 1, S, S]."""
+    document, place = (positions == 0).cumsum(dim=1), torch.arange(positions.shape[1], device=positions.device)
+    unseen = (document[:, :, None] != document[:, None, :]) | (place[:, None] < place)
+    mask = torch.zeros(unseen.shape, dtype=dtype, device=positions.device).masked_fill(unseen, torch.finfo(dtype).min)
+    return {"position_ids": positions, "attention_mask": mask[:, None]}
 
 
 def run_layout(case: Case, rank: int = 0) -> Outcome:
@@ -160,13 +183,14 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
     share = case.samples // case.dp
     mine = slice(context.at.dp * share, (context.at.dp + 1) * share)
     for step in range(case.steps):
-        ids, labels = case.batch(step)
+        (ids, labels), positions = case.batch(step), case.positions(step)
 
         def update() -> None:
             gradients.append(gather_full(step_once, {name: p.grad for name, p in parameters.items()}))
             optimizer.step()
 
-        result = step_once(ids[mine], labels[mine], step=step, update=update)
+        my_positions = None if positions is None else positions[mine]
+        result = step_once(ids[mine], labels[mine], my_positions, step=step, update=update)
         losses.append(result.loss)
         norms.append(result.grad_norm)
     outcome = Outcome(losses=losses, norms=norms, gradients=gradients, weights=gather_full(step_once, parameters))

@@ -39,7 +39,8 @@ def cut_stage(model: nn.Module, policy: Policy, layers: range, *, is_first: bool
 class StageModule(nn.Module):
     """What the schedule calls: token ids [B, S] or hidden states [B, S, D] in; hidden states or logits out.
 
-    Under sequence parallelism (`shards`) the hidden states that come in and go out are [B, S / tp, D].
+    Under sequence parallelism (`shards`) the hidden states that come in and go out are [B, S / tp, D]. `position_ids`
+    [B, S] that begin again from 0 within a row part it into documents, which the model's mask keeps apart.
     """
 
     def __init__(self, model: Any, *, is_first: bool, is_last: bool, shards: SequenceShards | None = None):
@@ -48,11 +49,11 @@ class StageModule(nn.Module):
         self.is_first, self.is_last = is_first, is_last
         self.shards = shards
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
         if self.shards is not None and not self.is_first:
             x = self.shards.receive(x)
-        inputs = {"input_ids" if self.is_first else "inputs_embeds": x, "use_cache": False}
+        given = {"input_ids" if self.is_first else "inputs_embeds": x, "use_cache": False, **inputs}
         if self.is_last:
-            return self.model(**inputs).logits
-        hidden = self.model.base_model(**inputs).last_hidden_state
+            return self.model(**given).logits
+        hidden = self.model.base_model(**given).last_hidden_state
         return hidden if self.shards is None else self.shards.send()
