@@ -12,7 +12,7 @@ from torch import Tensor
 from gooseslo.engine.clip import clip_gradients, global_norm
 from gooseslo.engine.model import LocalModel
 from gooseslo.engine.precision import Masters
-from gooseslo.parallel.collectives import all_reduce_
+from gooseslo.parallel.collectives import Group, all_reduce_
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.schedule import Runner
@@ -23,9 +23,10 @@ from gooseslo.parallel.tensor.loss import IGNORED, cross_entropy_sum
 class StepLoss:
     """A micro-batch's share of the mean over the whole step's predicted tokens; the runner's loss function."""
 
-    def __init__(self, *, vocabulary_start: int, context: ParallelContext):
+    def __init__(self, *, vocabulary_start: int, group: Group):
+        """`group`: over which the logits are split; None where each rank has them whole."""
         self.vocabulary_start = vocabulary_start
-        self.group = context.tp_group
+        self.group = group
         self.num_tokens = 1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:

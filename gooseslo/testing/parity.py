@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gooseslo.engine.build import build_step
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import TrainStep
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.policies.registry import CLASSIFICATION
 from gooseslo.schema.groups import LauncherConfig, ModelConfig, ParallelConfig, TrainConfig, TrainJob
 
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -45,6 +46,7 @@ class Case:
 
     architecture: str = "gpt2"
     fields: dict[str, Any] = field(default_factory=dict)
+    head: str = "causal-lm"
     tp: int = 1
     pp: int = 1
     dp: int = 1
@@ -74,7 +76,7 @@ class Case:
     def job(self) -> TrainJob:
         """The case as a run's configuration."""
         return TrainJob(
-            model=ModelConfig(name="tiny", architecture=self.architecture, config=self.fields),
+            model=ModelConfig(name="tiny", architecture=self.architecture, config=self.fields, head=self.head),
             parallel=ParallelConfig(
                 tp=self.tp,
                 pp=self.pp,
@@ -96,15 +98,30 @@ class Case:
         )
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The global batch of a step: ids and shifted labels, [samples, S] each."""
+        """The global batch of a step: ids and labels, [samples, S] each.
+
+        Labels are shifted ids or, for a classification head, a class at each text's last token.
+        """
         generator = torch.Generator().manual_seed(1000 + step * (not self.fixed_batch))
         shape = (self.samples, self.sequence_length + 1)
         tokens = torch.randint(0, self.fields["vocab_size"], shape, generator=generator)
+        if self.head == CLASSIFICATION:
+            return self._texts(tokens[:, :-1], generator)
         labels = tokens[:, 1:].clone()
         if self.ignore_some_labels:
             labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
             labels[: self.micro_batch_size] = -100
         return tokens[:, :-1], labels
+
+    def _texts(self, ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Texts of random lengths, padded with the last token of the vocabulary, which is in none of them."""
+        pad = self.fields["vocab_size"] - 1
+        places, rows = torch.arange(self.sequence_length), torch.arange(self.samples)
+        last = torch.randint(0, self.sequence_length, (self.samples,), generator=generator)
+        ids = torch.where(places > last[:, None], pad, ids.clamp(max=pad - 1))
+        labels = torch.full_like(ids, -100)
+        labels[rows, last] = torch.randint(0, self.fields["num_labels"], (self.samples,), generator=generator)
+        return ids, labels
 
     def positions(self, step: int) -> Tensor | None:
         """int64 [samples, S]: places of a step's tokens in their documents; None where a sample is one document."""
@@ -135,8 +152,9 @@ def run_reference(case: Case) -> Outcome:
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)
     start = build_step(plan, context, case.job().train, seed=case.seed, device=device).masters
-    config = make_config(case.architecture, case.fields)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=plan.dtypes.stepped).to(device)
+    config = make_config(case.architecture, case.fields, case.head)
+    model_class: Any = AutoModelForSequenceClassification if case.head == CLASSIFICATION else AutoModelForCausalLM
+    model = model_class.from_config(config, dtype=plan.dtypes.stepped).to(device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(start.parameters[name])
@@ -153,7 +171,10 @@ def run_reference(case: Case) -> Outcome:
             micro_ids, micro_labels = ids[micro], labels[micro]
             apart = {} if positions is None else keep_apart(positions[micro].to(device), dtype=plan.dtypes.stepped)
             logits = model(input_ids=micro_ids, use_cache=False, **apart).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), micro_labels.flatten(), reduction="sum") / num_tokens
+            if case.head == CLASSIFICATION:  # one row of logits a text
+                micro_labels = micro_labels[micro_labels != -100]
+            logits = logits.reshape(-1, logits.shape[-1])
+            loss = F.cross_entropy(logits, micro_labels.flatten(), reduction="sum") / num_tokens
             loss.backward()
             total += loss.item()
         limit = case.clip_grad_norm or float("inf")

@@ -41,19 +41,33 @@ class StageModule(nn.Module):
 
     Under sequence parallelism (`shards`) the hidden states that come in and go out are [B, S / tp, D]. `position_ids`
     [B, S] that begin again from 0 within a row part it into documents, which the model's mask keeps apart.
+
+    With `score`, the name of a classification head, the logits are its, for every token [B, S, classes]: Hugging Face's
+    own class keeps those of a row's last token, which here the labels choose.
     """
 
-    def __init__(self, model: Any, *, is_first: bool, is_last: bool, shards: SequenceShards | None = None):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        is_first: bool,
+        is_last: bool,
+        shards: SequenceShards | None = None,
+        score: str | None = None,
+    ):
         super().__init__()
         self.model = model
         self.is_first, self.is_last = is_first, is_last
         self.shards = shards
+        self.score = score
 
     def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
         if self.shards is not None and not self.is_first:
             x = self.shards.receive(x)
         given = {"input_ids" if self.is_first else "inputs_embeds": x, "use_cache": False, **inputs}
-        if self.is_last:
+        if self.is_last and self.score is None:
             return self.model(**given).logits
         hidden = self.model.base_model(**given).last_hidden_state
+        if self.is_last:
+            return self.model.get_submodule(self.score)(hidden)
         return hidden if self.shards is None else self.shards.send()
