@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -111,6 +112,32 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "gooseslo"
 
 
+def preprocess(flags: Flags, args: list[str]) -> int:
+    """Text to token files, PREFIX.bin and PREFIX.idx; or join such files, or show what they hold."""
+    from gooseslo.engine.interrupt import raised
+    from gooseslo.schema.compose import compose_preprocess
+
+    job = compose_preprocess(flags.overrides, config_file=flags.config_file)
+    if flags.show_config:
+        return _show(job)
+    with raised():
+        if job.inspect is not None:
+            from gooseslo.data.preprocess.inspect import inspect
+
+            inspect(job.inspect, tokenizer=job.tokenizer, base_dir=Path.cwd(), out=sys.stdout)
+        elif job.merge is not None:
+            from gooseslo.data.preprocess.merge import merge
+
+            merge(job.merge, str(job.output), base_dir=Path.cwd(), out=sys.stdout, err=sys.stderr)
+        else:
+            from gooseslo.data.preprocess.run import Request
+            from gooseslo.data.preprocess.run import preprocess as run
+
+            keys = {field.name: getattr(job, field.name) for field in dataclasses.fields(Request)}
+            run(Request(**keys), base_dir=Path.cwd(), out=sys.stdout, err=sys.stderr)
+    return 0
+
+
 def merge_checkpoint(flags: Flags, args: list[str]) -> int:
     """A run or a step folder to one Hub-style folder."""
     from gooseslo.schema.compose import compose_merge
@@ -165,6 +192,7 @@ class Verb:
 
 VERBS = {
     "train": Verb(run=train, job="TrainJob"),
+    "preprocess": Verb(run=preprocess, job="PreprocessJob"),
     "merge-checkpoint": Verb(run=merge_checkpoint, job="MergeJob"),
     "generate": Verb(run=generate, job="GenerateJob"),
     "doctor": Verb(run=doctor, job="DoctorJob"),

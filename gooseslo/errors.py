@@ -50,6 +50,12 @@ class DataError(GooseError):
     """A data file or tokenizer is missing, empty, unreadable or does not fit the model; names file and line."""
 
 
+class DataWriteError(DataError):
+    """Prepared data could not be written: a failure at run time. What was done is kept, to be gone on with."""
+
+    exit_code = 1
+
+
 class CheckpointError(GooseError):
     """A checkpoint is absent, incomplete, or of another model."""
 

@@ -41,8 +41,8 @@ MODEL_CLASSES = (
     "testing/parity.py",
 )
 BASE_CLASSES = {"PreTrainedModel"}
-# the last of them starts processes itself, with the environment that it was given
-ENVIRONMENT = ("cli.py", "engine/launcher.py", "engine/worker.py", "testing/ranks.py")
+# the last two start processes themselves, with the environment that they were given
+ENVIRONMENT = ("cli.py", "engine/launcher.py", "engine/worker.py", "testing/ranks.py", "data/preprocess/pool.py")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work|Users|mnt|scratch)/\w")

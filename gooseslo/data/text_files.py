@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gooseslo.data.corpus import SPLITS, Piece
+from gooseslo.data.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
 from gooseslo.errors import DataError
 
 _PIECE_CHARACTERS = 1 << 20
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +104,9 @@ def _read_lines(source: Source) -> Iterator[tuple[int, str]]:
         with source.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield number, line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").decode()
-                except UnicodeDecodeError as error:
-                    rule = f"not UTF-8 (byte {line[error.start]:#04x} at column {error.start + 1})"
-                    raise source.fault(rule, line=number, way_out="save the file as UTF-8") from None
+                    yield number, decode(line.removeprefix(BYTE_ORDER_MARK if number == 1 else b""))
+                except BadRecordError as bad:
+                    raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
     except OSError as error:
         raise source.fault(f"cannot be read: {error.strerror}") from None
 
@@ -144,32 +142,11 @@ def _read_records(source: Source, text_key: str) -> Iterator[Piece]:
     for number, line in _read_lines(source):
         if not line.strip():
             continue
-        if index >= first and (last is None or index < last) and (text := _record_text(source, number, line, text_key)):
-            yield Piece(text, ends_document=True)
+        if index >= first and (last is None or index < last):
+            try:
+                text = record_text(line, text_key, option="data.text_key")
+            except BadRecordError as bad:
+                raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
+            if text:
+                yield Piece(text, ends_document=True)
         index += 1
-
-
-def _record_text(source: Source, number: int, line: str, text_key: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deeply nested"
-        raise source.fault(f"not JSON: {reason}", line=number) from None
-    if not isinstance(record, dict):
-        raise source.fault(f"a record is an object, this is {_json_kind(record)}", line=number)
-    if text_key not in record:
-        keys = ", ".join(list(record)[:8]) or "none"
-        raise source.fault(f"no key {text_key!r}; keys: {keys}", line=number, way_out="set data.text_key=KEY")
-    text = record[text_key]
-    if not isinstance(text, str):
-        raise source.fault(f"{text_key!r} is {_json_kind(text)}, not a text", line=number)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair
-        raise source.fault(f"{text_key!r} is not valid Unicode (half of a surrogate pair)", line=number) from None
-    return text
-
-
-def _json_kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
-    return kinds.get(type(value), "a number")

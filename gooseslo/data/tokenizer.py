@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from gooseslo.data.fast_encoder import FastEncoder
 from gooseslo.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -18,10 +19,13 @@ SMALLEST_VOCAB_SIZE = 257
 """Every byte, and the end of a text."""
 
 
-def load_tokenizer(name_or_folder: str, *, base_dir: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name_or_folder: str, *, base_dir: Path, key: str = "data.tokenizer", needs_eos: bool = True
+) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder (relative to `base_dir`), or of a Hub name whose files are on this machine already.
 
     Nothing is downloaded: without a network the attempt alone takes most of a minute. DataError if there is none.
+    `key` is what the user typed the name for.
     """
     folder = base_dir / name_or_folder
     try:
@@ -31,13 +35,13 @@ def load_tokenizer(name_or_folder: str, *, base_dir: Path) -> PreTrainedTokenize
     except Exception as error:  # the library raises many kinds for a name or folder without a usable tokenizer
         if folder.is_dir():
             reason = "\n  " + (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise DataError(f"data.tokenizer={name_or_folder}: the folder holds no usable tokenizer{reason}") from error
+            raise DataError(f"{key}={name_or_folder}: the folder holds no usable tokenizer{reason}") from error
         raise DataError(
-            f"data.tokenizer={name_or_folder}: neither a folder nor a Hub name whose files are on this machine\n"
+            f"{key}={name_or_folder}: neither a folder nor a Hub name whose files are on this machine\n"
             f"  fetch it once with `hf download {name_or_folder}`, or leave the key out for the built-in tokenizer"
         ) from error
-    if tokenizer.eos_token_id is None:
-        raise DataError(f"data.tokenizer={name_or_folder}: it has no end-of-text token (eos_token) to part documents")
+    if needs_eos and tokenizer.eos_token_id is None:
+        raise DataError(f"{key}={name_or_folder}: it has no end-of-text token (eos_token) to part documents")
     return tokenizer
 
 
@@ -109,23 +113,20 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 class DocumentEncoder:
     """Ids of plain text: a document that spells a special token, such as <|endoftext|>, does not get its id.
 
-    (Where the spelling is also a word of the tokenizer's ordinary vocabulary, it is that word.)
+    (Where the spelling is also a word of the tokenizer's ordinary vocabulary, it is that word.) With `plain` false the
+    tokenizer's own way is taken: such a spelling becomes the special token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, plain: bool = True):
         self._tokenizer = tokenizer
-        self._fast = None
-        if tokenizer.is_fast:
-            self._fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # settings below stay ours
-            self._fast.encode_special_tokens = True
-            self._fast.no_truncation()
-            self._fast.no_padding()
+        self._plain = plain
+        self._fast = FastEncoder(tokenizer.backend_tokenizer.to_str(), plain=plain) if tokenizer.is_fast else None
 
     def __call__(self, texts: list[str]) -> list[list[int]]:
         """One list of ids a text; a batch at once is several times as fast as one text a call."""
         if self._fast is not None:
-            return [encoding.ids for encoding in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+            return self._fast(texts)
         encoded = self._tokenizer(
-            texts, add_special_tokens=False, split_special_tokens=True, truncation=False, verbose=False
+            texts, add_special_tokens=False, split_special_tokens=self._plain, truncation=False, verbose=False
         )
         return [list(ids) for ids in encoded["input_ids"]]

@@ -12,14 +12,14 @@ from gooseslo.errors import ConfigError, Fault
 from gooseslo.schema.checks import check_schedule, check_train
 from gooseslo.schema.choices import Choices, choose_options
 from gooseslo.schema.config_file import read_config_file
-from gooseslo.schema.groups import DoctorJob, GenerateJob, MergeJob, ModelConfig, TrainJob
+from gooseslo.schema.groups import DoctorJob, GenerateJob, MergeJob, ModelConfig, PreprocessJob, TrainJob
 from gooseslo.schema.keys import OPEN_KEY, all_keys, keys_of, listed, nearest, owning_options, sections, type_of
 from gooseslo.schema.overrides import Assignment, read_argument
 from gooseslo.schema.store import config_folders, group_names, register
 from gooseslo.schema.values import OPEN, BadValueError, Scalar, read_value
-from gooseslo.schema.verb_checks import check_generate, check_merge
+from gooseslo.schema.verb_checks import check_generate, check_merge, check_preprocess
 
-Job = TypeVar("Job", TrainJob, MergeJob, GenerateJob, DoctorJob)
+Job = TypeVar("Job", TrainJob, PreprocessJob, MergeJob, GenerateJob, DoctorJob)
 
 
 def compose_train(
@@ -33,6 +33,11 @@ def compose_train(
     `check_further` may be slow: it is asked only about a job whose keys and values could all be read.
     """
     return _compose(TrainJob, args, config_file, check_train, check_further)
+
+
+def compose_preprocess(args: Sequence[str], *, config_file: Path | None = None) -> PreprocessJob:
+    """The job of `gooseslo preprocess`."""
+    return _compose(PreprocessJob, args, config_file, check_preprocess)
 
 
 def compose_merge(args: Sequence[str], *, config_file: Path | None = None) -> MergeJob:

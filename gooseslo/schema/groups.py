@@ -274,6 +274,44 @@ class TrainJob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreprocessJob:
+    """`gooseslo preprocess`: text to token files, or what is done with those."""
+
+    input: Any = None
+    """Files, folders, globs, a data-set folder, - (standard input), or a list of them."""
+    output: str | None = None
+    """Path and first part of the name of what is written: PREFIX.bin, PREFIX.idx, PREFIX.json."""
+    tokenizer: str | None = None
+    """Name or folder of a tokenizer."""
+    train_tokenizer: int | None = None
+    """In place of tokenizer: entries of a byte-level BPE trained on the input, kept in PREFIX.tokenizer."""
+    text_key: str = "text"
+    """Key or column of the text in a record; nested by dots: data.body."""
+    format: str | None = None
+    """txt or jsonl, whatever the endings of the files; null: by the ending."""
+    document: str = "line"
+    """What a document is in a .txt file: line, or file."""
+    append_eod: bool = True
+    """End each document with the end-of-document token."""
+    eod_token: str | None = None
+    """The end-of-document token; null: the tokenizer's eos_token."""
+    special_tokens: str = "plain"
+    """Text that spells a special token: plain (is text), or tokenizer (is what the tokenizer makes of it)."""
+    workers: int | None = None
+    """Processes that tokenise; null: one a core."""
+    chunk_size: int = 1024
+    """Records that a worker gets at once at most; the output does not depend on it."""
+    resume: bool = False
+    """Go on with a run that was interrupted."""
+    on_error: str = "fail"
+    """A record without a text: fail, or skip (kept in PREFIX.rejected.jsonl)."""
+    merge: Any = None
+    """In place of input: prefixes of prepared data to join, [A,B,C]."""
+    inspect: str | None = None
+    """In place of input: prefix of prepared data whose counts and first documents are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MergeModelConfig:
     step: str = "latest"
     """Of a run folder: latest, or a number."""

@@ -77,6 +77,20 @@ TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "device": ("auto", "cuda", "cpu"),
 }
 
+PREPROCESS_BOUNDS: Mapping[str, Bound] = {
+    "train_tokenizer": Bound("must be at least 257: every byte, and the end of a text", lambda value: value >= 257),
+    "workers": at_least(1),
+    "chunk_size": at_least(1),
+    "text_key": Bound("must not be empty", bool),
+}
+
+PREPROCESS_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "format": ("txt", "jsonl"),
+    "document": ("line", "file"),
+    "special_tokens": ("plain", "tokenizer"),
+    "on_error": ("fail", "skip"),
+}
+
 GENERATE_BOUNDS: Mapping[str, Bound] = {
     "max_new_tokens": at_least(1),
     "temperature": POSITIVE,

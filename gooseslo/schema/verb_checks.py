@@ -1,4 +1,4 @@
-"""What the jobs of merge-checkpoint and generate must satisfy."""
+"""What the jobs of preprocess, merge-checkpoint and generate must satisfy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,78 @@ import os
 from pathlib import Path
 
 from gooseslo.errors import Fault
-from gooseslo.schema.groups import GenerateJob, MergeJob
+from gooseslo.schema.groups import GenerateJob, MergeJob, PreprocessJob
 from gooseslo.schema.quoting import shortened
-from gooseslo.schema.ranges import GENERATE_BOUNDS, GENERATE_CHOICES, range_faults
+from gooseslo.schema.ranges import (
+    GENERATE_BOUNDS,
+    GENERATE_CHOICES,
+    PREPROCESS_BOUNDS,
+    PREPROCESS_CHOICES,
+    range_faults,
+)
+
+STANDARD_INPUT = "-"
+INPUT_KEYS = ("train_tokenizer", "format", "eod_token", "workers")
+"""Of preprocess: of no use without `input`; null where not given."""
+
+
+def check_preprocess(job: PreprocessJob) -> list[Fault]:
+    """One thing to do, with all that it needs and nothing that it ignores."""
+    faults = range_faults(job, PREPROCESS_BOUNDS, PREPROCESS_CHOICES)
+    asked = [key for key in ("input", "merge", "inspect") if getattr(job, key) is not None]
+    if len(asked) != 1:
+        way_out = "input=FILES, merge=[A,B], or inspect=PREFIX"
+        if not asked:
+            return [*faults, Fault(key="input", rule="is required", way_out=way_out)]
+        rule = f"{' and '.join(asked)} are given, and each is a job of its own"
+        return [*faults, Fault(key=asked[0], rule=rule, way_out=f"give one: {way_out}")]
+    if asked == ["input"]:
+        return faults + _check_input(job)
+    ignored = [key for key in INPUT_KEYS if getattr(job, key) is not None] + ["resume"] * job.resume
+    if asked == ["merge"]:
+        ignored += ["tokenizer"] * (job.tokenizer is not None)
+        if not isinstance(job.merge, list) or len(job.merge) < 2:
+            rule = "is not a list of two prefixes or more"
+            faults.append(Fault(key="merge", value=shortened(job.merge), rule=rule, way_out="merge=[A,B]"))
+        faults += _check_prefix(job.output)
+    else:
+        ignored += ["output"] * (job.output is not None)
+    return faults + [Fault(key=key, rule=f"is of no use with {asked[0]}", way_out="leave it out") for key in ignored]
+
+
+def _check_input(job: PreprocessJob) -> list[Fault]:
+    faults = _check_prefix(job.output)
+    if (job.tokenizer is None) == (job.train_tokenizer is None):
+        rule = "or train_tokenizer is required" if job.tokenizer is None else "and train_tokenizer exclude each other"
+        faults.append(Fault(key="tokenizer", rule=rule, way_out="tokenizer=NAME_OR_FOLDER, or train_tokenizer=ENTRIES"))
+    if job.eod_token is not None and not job.append_eod:
+        way_out = "append_eod=true, or leave it out"
+        faults.append(
+            Fault(key="eod_token", value=job.eod_token, rule="is of no use with append_eod=false", way_out=way_out)
+        )
+    if STANDARD_INPUT in (job.input if isinstance(job.input, list) else [job.input]):
+        way_out = "write it to a file first"
+        if job.resume:
+            faults.append(
+                Fault(key="resume", value="true", rule="standard input cannot be read again", way_out=way_out)
+            )
+        if job.train_tokenizer is not None:
+            rule = "reads the input twice, and standard input can be read once"
+            faults.append(Fault(key="train_tokenizer", value=job.train_tokenizer, rule=rule, way_out=way_out))
+    return faults
+
+
+def _check_prefix(output: str | None) -> list[Fault]:
+    """`output` is the first part of names that can be made."""
+    if not output or output.endswith(("/", "/.", "/..")) or output in (".", ".."):
+        rule = "is required" if not output else "is a folder, not the first part of a name"
+        return [Fault(key="output", value=output or None, rule=rule, way_out="output=FOLDER/NAME")]
+    parent = next(path for path in Path(output).absolute().parents if path.exists())
+    if not parent.is_dir():
+        return [Fault(key="output", value=shortened(output), rule=f"{parent} is not a folder")]
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [Fault(key="output", value=shortened(output), rule=f"{parent} cannot be written to")]
+    return []
 
 
 def check_merge(job: MergeJob) -> list[Fault]:

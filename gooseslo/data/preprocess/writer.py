@@ -1,0 +1,159 @@
+"""Token ids and lengths to growing files, document by document, such that a killed run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from gooseslo.data.indexed.layout import write_index
+from gooseslo.data.indexed.sidecar import Sidecar
+from gooseslo.data.preprocess.chunks import Placed
+from gooseslo.data.preprocess.folder import Tally, WorkFolder
+from gooseslo.data.preprocess.work import Encoded, Rejected
+from gooseslo.errors import DataError
+
+_LARGEST_LENGTH = 2**31 - 1
+
+
+class GrowingFile:
+    """Bytes are appended; each write is whole or an OSError."""
+
+    def __init__(self, path: Path, *, size: int):
+        """What lies behind `size` was not in the journal, and is cut off."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            found = os.fstat(self._descriptor).st_size
+            if found < size:
+                raise DataError(f"{path}: shorter than its journal says ({found} of {size} bytes)\n  start again")
+            self.cut(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        self.size += len(data)
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        os.lseek(self._descriptor, size, os.SEEK_SET)
+        self.size = size
+
+    def flush(self) -> None:
+        """Wait until all is on the disk."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class TokenWriter:
+    """A context manager. Chunks come in the order of the input; their tokens are of `dtype`."""
+
+    def __init__(
+        self, folder: WorkFolder, *, dtype: str, eod_token_id: int | None, tally: Tally, sizes: dict[str, int]
+    ):
+        """`tally` and `sizes`: those of the journal that is gone on from."""
+        self.tally = tally
+        self._folder = folder
+        self._dtype = np.dtype(dtype)
+        self._eod = b"" if eod_token_id is None else np.array([eod_token_id], dtype).tobytes()
+        self._eod_token_id = eod_token_id
+        paths = {"tokens": folder.tokens, "lengths": folder.lengths, "rejected": folder.rejected}
+        self._files = {name: GrowingFile(path, size=sizes.get(name, 0)) for name, path in paths.items()}
+        self._document_start: int | None = None
+        """Bytes before the document whose pieces are coming."""
+        self._drops_document = False
+
+    def __enter__(self) -> TokenWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    @property
+    def is_between_documents(self) -> bool:
+        """Whether a journal may be written: of a document in pieces the position is known at its end only."""
+        return self._document_start is None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: file.size for name, file in self._files.items()}
+
+    def flush(self) -> None:
+        """Wait until all is on the disk."""
+        for file in self._files.values():
+            file.flush()
+
+    def add(self, placed: Placed, encoded: Encoded) -> None:
+        """Append the documents of one chunk."""
+        self._keep(placed.name, encoded.rejected)
+        self.tally.text_bytes += encoded.num_text_bytes
+        if placed.chunk.kind == "piece":
+            self._add_piece(placed, encoded)
+            return
+        self._files["tokens"].append(encoded.tokens)
+        self._files["lengths"].append(encoded.lengths.tobytes())
+        self.tally.empty += encoded.num_empty
+        self._count(placed.source, len(encoded.lengths), sum(encoded.lengths), encoded.largest_id)
+
+    def _add_piece(self, placed: Placed, encoded: Encoded) -> None:
+        tokens = self._files["tokens"]
+        if self._document_start is None:
+            self._document_start, self._drops_document, self._largest_id = tokens.size, False, -1
+        if encoded.rejected:
+            self._drops_document = True
+            tokens.cut(self._document_start)
+        if not self._drops_document:
+            tokens.append(encoded.tokens)
+            self._largest_id = max(self._largest_id, encoded.largest_id)
+        if placed.chunk.ends_document:
+            self._end_document(placed)
+
+    def _end_document(self, placed: Placed) -> None:
+        assert self._document_start is not None
+        tokens = self._files["tokens"]
+        if tokens.size > self._document_start:
+            tokens.append(self._eod)
+            length = (tokens.size - self._document_start) // self._dtype.itemsize
+            if length > _LARGEST_LENGTH:
+                raise DataError(f"input: {placed.name}: a document of {length} tokens; {_LARGEST_LENGTH} is the most")
+            self._files["lengths"].append(np.array([length], "<i4").tobytes())
+            largest = max(self._largest_id, -1 if self._eod_token_id is None else self._eod_token_id)
+            self._count(placed.source, 1, length, largest)
+        elif not self._drops_document:
+            self.tally.empty += 1
+        self._document_start = None
+
+    def _count(self, source: int, documents: int, tokens: int, largest_id: int) -> None:
+        tally = self.tally
+        tally.documents += documents
+        tally.tokens += tokens
+        tally.largest_id = max(tally.largest_id, largest_id)
+        tally.source_documents += [0] * (source + 1 - len(tally.source_documents))
+        tally.source_documents[source] += documents
+
+    def _keep(self, name: str, rejected: list[Rejected]) -> None:
+        self.tally.rejected += len(rejected)
+        for each in rejected:
+            record = {"file": name, "line": each.line, "reason": each.rule, "record": each.raw}
+            self._files["rejected"].append((json.dumps(record, ensure_ascii=False) + "\n").encode())
+
+    def finish(self, sidecar: Sidecar) -> None:
+        """Write what is known at the end only, the index and the facts, and wait until all is on the disk."""
+        folder = self._folder
+        lengths = np.memmap(folder.lengths, dtype="<i4", mode="r")
+        write_index(folder.index, dtype=self._dtype, sizes=lengths)
+        folder.sidecar.write_text(sidecar.to_json(), encoding="utf-8")
+        if self.tally.rejected == 0:
+            folder.rejected.unlink()
+        self.flush()
