@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from gooseslo.data.indexed.layout import write_index
 from gooseslo.data.indexed.readers import open_indexed
-from gooseslo.data.supervised.conversation import ConversationEncoder
-from gooseslo.data.supervised.instruction import InstructionDataset
+from gooseslo.data.records import BadRecordError
+from gooseslo.data.supervised.dataset import ExampleDataset
+from gooseslo.data.supervised.instruction import InstructionTask
 from gooseslo.data.supervised.packing import pack
-from gooseslo.errors import DataError
 
 WORDS = ["<eod>", "<unk>", "<pad>", "goose", "honk", "pond", "egg", "reed", "wing", "nest", "<user>", "<bot>", "<end>"]
 CHAT = (
@@ -32,29 +32,34 @@ def tokenizer(template=None, pad="<pad>"):
     return made
 
 
-def encoder(template=None, **options):
-    return ConversationEncoder(tokenizer(template), **{"prompt_key": "prompt", "response_key": "response", **options})
+def encoder(template=None, **keys):
+    return InstructionTask(**keys).encoder(tokenizer(template), [])
 
 
 def words(example):
-    return [("" if learnt else "-") + WORDS[number] for number, learnt in zip(example.ids, example.learnt, strict=True)]
+    """What is read, and what is predicted at each place."""
+    return [
+        f"{WORDS[read]}:{'' if label == -100 else WORDS[label]}"
+        for read, label in zip(example.input_ids, example.labels, strict=True)
+    ]
 
 
 def test_a_response_and_its_end_are_learnt():
     found = encoder(prompt_key="q", response_key="a")({"q": "goose honk", "a": "pond"})
-    assert words(found) == ["-goose", "-honk", "pond", "<eod>"]
+    assert words(found) == ["goose:", "honk:pond", "pond:<eod>"]
 
 
 def test_an_empty_prompt_is_no_fault():
-    assert words(encoder()({"prompt": "", "response": "pond"})) == ["pond", "<eod>"]
+    assert words(encoder()({"prompt": "", "response": "pond"})) == ["pond:<eod>"]
 
 
 def test_text_that_spells_the_end_is_text():
-    assert encoder()({"prompt": "goose <eod>", "response": "egg <eod> egg"}).ids.tolist().count(0) == 1
+    found = encoder()({"prompt": "goose <eod>", "response": "egg <eod> egg"})
+    assert found.input_ids.tolist().count(0) == 0 and found.labels.tolist().count(0) == 1
 
 
 def test_a_chat_template_renders_both_kinds():
-    expected = ["-<user>", "-goose", "-<end>", "-<bot>", "honk", "pond", "<end>"]
+    expected = ["<user>:", "goose:", "<end>:", "<bot>:honk", "honk:pond", "pond:<end>"]
     assert words(encoder(CHAT)({"prompt": "goose", "response": "honk pond"})) == expected
     chat = [
         {"role": "user", "content": "goose"},
@@ -62,7 +67,7 @@ def test_a_chat_template_renders_both_kinds():
         {"role": "user", "content": "egg"},
         {"role": "assistant", "content": "nest"},
     ]
-    more = ["-<user>", "-egg", "-<end>", "-<bot>", "nest", "<end>"]
+    more = ["<end>:", "<user>:", "egg:", "<end>:", "<bot>:nest", "nest:<end>"]
     assert words(encoder(CHAT)({"messages": chat})) == [*expected, *more]
     assert words(encoder(CHAT)({"messages": chat[:3]})) == [*expected, *more[:3]]
 
@@ -70,9 +75,9 @@ def test_a_chat_template_renders_both_kinds():
 @pytest.mark.parametrize(
     ("template", "record", "reason"),
     [
-        (None, {"text": "goose"}, "no key 'prompt' and no 'messages'; keys: text"),
+        (None, {"text": "goose"}, "no key 'prompt'; keys: text"),
         (None, {"prompt": "goose"}, "no key 'response'"),
-        (None, {"prompt": 3, "response": "x"}, "'prompt' is not a text"),
+        (None, {"prompt": 3, "response": "x"}, "'prompt' is a number, not a text"),
         (None, {"prompt": "goose", "response": ""}, "'response' is empty: there is nothing to learn"),
         (None, {"messages": [{"role": "assistant", "content": "x"}]}, "the tokenizer has no chat template"),
         (CHAT, {"messages": []}, "is not a list of messages"),
@@ -83,7 +88,7 @@ def test_a_chat_template_renders_both_kinds():
     ],
 )
 def test_a_record_that_teaches_nothing_is_refused(template, record, reason):
-    with pytest.raises(DataError, match=reason):
+    with pytest.raises(BadRecordError, match=reason):
         encoder(template)(record)
 
 
@@ -93,22 +98,21 @@ def stored(folder, name, rows, dtype):
     return open_indexed(folder / name)
 
 
-def dataset(folder, ids, learnt, **options):
-    return InstructionDataset(stored(folder, "ids", ids, "<u2"), stored(folder, "learnt", learnt, "u1"), **options)
+def dataset(folder, ids, labels, *, packing=True, **options):
+    made = stored(folder, "ids", ids, "<u2"), stored(folder, "labels", labels, "<i4")
+    return ExampleDataset(*made, packing=packing, **options)
 
 
 def test_padding_that_is_the_end_token_still_teaches_the_end(tmp_path):
     """The small case of a reported fault: batch [3,4,0] and [3,0], padding and end both 0."""
-    data = dataset(
-        tmp_path, [[9, 3, 4, 0], [9, 3, 0]], [[0, 1, 1, 1], [0, 1, 1]], sequence_length=3, pad_id=0, packing=False
-    )
+    data = dataset(tmp_path, [[9, 3, 4], [9, 3]], [[3, 4, 0], [3, 0]], sequence_length=3, pad_id=0, packing=False)
     assert [data[number].labels.tolist() for number in range(2)] == [[3, 4, 0], [3, 0, -100]]
     assert [data[number].input_ids.tolist() for number in range(2)] == [[9, 3, 4], [9, 3, 0]]
 
 
 def test_packed_examples_are_documents_of_their_own(tmp_path):
-    ids, learnt = [[5, 6, 0], [7, 8, 9, 3, 0], [4, 0]], [[0, 1, 1], [0, 0, 1, 1, 1], [0, 1]]
-    data = dataset(tmp_path, ids, learnt, sequence_length=8, pad_id=2)
+    ids, labels = [[5, 6], [7, 8, 9, 3], [4]], [[6, 0], [-100, 9, 3, 0], [0]]
+    data = dataset(tmp_path, ids, labels, sequence_length=8, pad_id=2)
     assert data.num_samples == 1 and data.num_cut == 0
     sample = data[0]
     assert sample.input_ids.tolist() == [5, 6, 7, 8, 9, 3, 4, 2]
@@ -117,12 +121,12 @@ def test_packed_examples_are_documents_of_their_own(tmp_path):
     assert data[1].input_ids.tolist() == sample.input_ids.tolist(), "numbers go on over epochs"
 
 
-def test_what_is_too_long_is_cut_and_counted(tmp_path):
-    data = dataset(
-        tmp_path, [[3, 4, 5, 6, 7, 0], [3, 0], [8]], [[0, 0, 1, 1, 1, 1], [0, 1], [0]], sequence_length=4, pad_id=2
-    )
+@pytest.mark.parametrize(("label_at_end", "last"), [(False, 7), (True, 0)])
+def test_what_is_too_long_is_cut_and_counted(tmp_path, label_at_end, last):
+    options = {"sequence_length": 4, "pad_id": 2, "label_at_end": label_at_end}
+    data = dataset(tmp_path, [[3, 4, 5, 6, 7], [3]], [[-100, 5, 6, 7, 0], [0]], **options)
     assert (data.num_samples, data.num_cut) == (2, 1)
-    assert data[0].input_ids.tolist() == [3, 4, 5, 6] and data[0].labels.tolist() == [-100, 5, 6, 7]
+    assert data[0].input_ids.tolist() == [3, 4, 5, 6] and data[0].labels.tolist() == [-100, 5, 6, last]
     assert data[1].input_ids.tolist() == [3, 2, 2, 2] and data[1].labels.tolist() == [0, -100, -100, -100]
 
 
