@@ -73,7 +73,7 @@ def test_a_misspelt_key_is_answered_at_once_and_leaves_nothing(tmp_path):
     ("args", "words"),
     [
         (["trian"], "nearest: train"),
-        (["xyzzy"], "verbs: train, merge-checkpoint"),
+        (["xyzzy"], "verbs: train, preprocess"),
         (["train", "--hepl"], "nearest: --help"),
         (["train", "--tp=2"], "keys take no dashes"),
         (["train", "--cfg", "hydra"], "--cfg job"),
