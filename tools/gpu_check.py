@@ -95,9 +95,11 @@ def check_parity() -> int:
         ):
             fields = tiny_fields(family, **changes)
             sizes = {"samples": 8, "precision": precision, "clip_grad_norm": 0.1}
-            case = Case(architecture=family, fields=fields, device="cuda", **sizes)
-            assert_parity(run_reference(case), run_layout(case), loss=loss, tensors=tensors)
-            sys.stdout.write(f"{family} {precision} {changes or 'as it is'}: equal\n")
+            for documents in (False, True) if not changes else (False,):
+                case = Case(architecture=family, fields=fields, device="cuda", documents=documents, **sizes)
+                assert_parity(run_reference(case), run_layout(case), loss=loss, tensors=tensors)
+                what = "packed documents" if documents else changes or "as it is"
+                sys.stdout.write(f"{family} {precision} {what}: equal\n")
     return 0
 
 

@@ -5,10 +5,8 @@ It runs in the parent. Its tokenizer threads do not disturb workers forked after
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +15,16 @@ import numpy as np
 import tokenizers
 from transformers import PreTrainedTokenizerBase
 
+from gooseslo.data.cache_folder import find_or_make, folder_of
 from gooseslo.data.corpus import Corpus, Piece
 from gooseslo.data.packed import PackedDataset, TokenFile
 from gooseslo.data.tokenizer import (
     DocumentEncoder,
-    check_fits,
-    choose_vocab_size,
+    choose_tokenizer,
     fingerprint,
-    load_tokenizer,
     table_size,
-    train_tokenizer,
 )
 from gooseslo.errors import DataError
-from gooseslo.staging import create_staging, publish, remove_stale
 
 _FORMAT = 2
 _BATCH_CHARACTERS = 1 << 20
@@ -73,46 +68,14 @@ def prepare(
     (None: the smaller of 8192 and the model's table) on the train split. Two processes may prepare the same at once.
     DataError for text or a tokenizer that cannot be used, with nothing left under a final name.
     """
-    cache_dir = cache_dir.absolute()
-    given: PreTrainedTokenizerBase | None = None
-    if tokenizer is None:
-        built_in_size = choose_vocab_size(vocab_size, model_vocab_size=model_vocab_size)
-        tokenizer_key = f"built-in {built_in_size}"
-    elif vocab_size is not None:
-        raise DataError(
-            f"data.vocab_size={vocab_size}: it is the size of the built-in tokenizer, but data.tokenizer={tokenizer} "
-            "names another\n  leave one of the two out"
-        )
-    else:
-        given = load_tokenizer(tokenizer, base_dir=base_dir)
-        check_fits(given, name=tokenizer, model_vocab_size=model_vocab_size)
-        tokenizer_key = fingerprint(given)
-    facts = [_FORMAT, tokenizers.__version__, corpus.identity(), tokenizer_key]
-    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    final = cache_dir / f"{corpus.name}-{key}"
-    remove_stale(cache_dir)
-    if (found := _read_prepared(final)) is not None:
-        return found
+    chosen = choose_tokenizer(tokenizer, vocab_size, model_vocab_size=model_vocab_size, base_dir=base_dir)
 
-    staging = _begin(final)
-    try:
-        if given is None:
-            progress(f"training a tokenizer of {built_in_size} entries on data={corpus.name}")
-            given = train_tokenizer((piece.text for piece in corpus.pieces("train")), vocab_size=built_in_size)
-        _tokenise(corpus, given, staging, progress)
-        return _publish(staging, final)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not empty: other data is kept there
-            cache_dir.rmdir()
+    def make(folder: Path) -> None:
+        made = chosen.make(lambda: (piece.text for piece in corpus.pieces("train")), corpus.name, progress)
+        _tokenise(corpus, made, folder, progress)
 
-
-def _begin(final: Path) -> Path:
-    try:
-        return create_staging(final)
-    except OSError as error:
-        way_out = "give another folder: XDG_CACHE_HOME=DIR gooseslo ..."
-        raise DataError(f"no prepared data can be kept in {final.parent}: {error.strerror}\n  {way_out}") from error
+    facts = [_FORMAT, tokenizers.__version__, corpus.identity(), chosen.key]
+    return find_or_make(folder_of(cache_dir, corpus.name, facts), read=_read_prepared, make=make)
 
 
 def _tokenise(
@@ -166,22 +129,6 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
             batch, num_characters = [], 0
     if batch:
         yield batch
-
-
-def _publish(staging: Path, final: Path) -> PreparedData:
-    """Rename into place; where another process was faster its folder is as good, and a damaged one gives way."""
-    try:
-        publish(staging, final)
-    except OSError:
-        if (found := _read_prepared(final)) is not None:
-            return found
-        damaged = create_staging(final)
-        final.rename(damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
-        publish(staging, final)
-    prepared = _read_prepared(final)
-    assert prepared is not None
-    return prepared
 
 
 def _read_prepared(folder: Path) -> PreparedData | None:

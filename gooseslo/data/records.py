@@ -33,12 +33,24 @@ def record_text(line: str, text_key: str, *, option: str) -> str:
     `text_key` may be nested: "data.body" is the key "body" of the object "data", where there is no key "data.body".
     `option` is what the user would set to name another key.
     """
+    return checked_text(_find(read_json(line), text_key, option), text_key)
+
+
+def read_object(line: str) -> dict[str, Any]:
+    """The object in a line of JSON."""
+    record = read_json(line)
+    if not isinstance(record, dict):
+        raise BadRecordError(f"a record is an object, this is {_json_kind(record)}")
+    return record
+
+
+def read_json(line: str) -> Any:
+    """The value in a line; BadRecordError for what is no JSON."""
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deeply nested"
         raise BadRecordError(f"not JSON: {reason}") from None
-    return checked_text(_find(record, text_key, option), text_key)
 
 
 def checked_text(value: Any, name: str) -> str:

@@ -53,12 +53,7 @@ class TextCorpus:
 
     def identity(self) -> list[object]:
         """Path, size, time of change and part of each file, and the key of the text in a record."""
-        facts: list[object] = [self.text_key]
-        for split, sources in self.sources.items():
-            for source in sources:
-                stat = source.path.stat()
-                facts.append((split, str(source.path), stat.st_size, stat.st_mtime_ns, source.start, source.end))
-        return facts
+        return [self.text_key, *identity_of(self.sources)]
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """The documents of every file in the order given."""
@@ -69,15 +64,27 @@ class TextCorpus:
                 yield from _read_document(source)
 
 
-def read_sources(value: Any, *, key: str, base_dir: Path) -> tuple[Source, ...]:
+def identity_of(sources_by_split: Mapping[str, tuple[Source, ...]]) -> list[object]:
+    """JSON values that change when what the sources hold may have changed."""
+    facts: list[object] = []
+    for split, sources in sources_by_split.items():
+        for source in sources:
+            stat = source.path.stat()
+            facts.append((split, str(source.path), stat.st_size, stat.st_mtime_ns, source.start, source.end))
+    return facts
+
+
+def read_sources(
+    value: Any, *, key: str, base_dir: Path, endings: tuple[str, ...] = (".txt", ".jsonl")
+) -> tuple[Source, ...]:
     """The sources that a configuration value names, each checked to be a file with text of a known kind."""
     items = value if isinstance(value, (list, tuple)) else [value]
     if not items:
         raise DataError(f"{key}: an empty list\n  give a file, or leave the key out")
-    return tuple(_read_source(item, key=key, base_dir=base_dir) for item in items)
+    return tuple(_read_source(item, key=key, base_dir=base_dir, endings=endings) for item in items)
 
 
-def _read_source(item: Any, *, key: str, base_dir: Path) -> Source:
+def _read_source(item: Any, *, key: str, base_dir: Path, endings: tuple[str, ...]) -> Source:
     fields = dict(item) if isinstance(item, Mapping) else {"path": item}
     if not isinstance(fields.get("path"), (str, Path)) or not set(fields) <= {"path", "start", "end"}:
         raise DataError(f"{key}: {item!r} is neither a path nor {{path, start, end}}")
@@ -88,11 +95,11 @@ def _read_source(item: Any, *, key: str, base_dir: Path) -> Source:
     if not 0 <= source.start < source.end <= 1:
         raise source.fault(f"start={source.start}, end={source.end}: wants 0 <= start < end <= 1")
     if source.path.is_dir():
-        raise source.fault("a folder", way_out="name the .txt or .jsonl files in it")
+        raise source.fault("a folder", way_out=f"name the {' or '.join(endings)} files in it")
     if not source.path.is_file():
         raise source.fault("no such file")
-    if source.path.suffix not in (".txt", ".jsonl"):
-        raise source.fault(f"the ending {source.path.suffix!r} is not known", way_out="known: .txt, .jsonl")
+    if source.path.suffix not in endings:
+        raise source.fault(f"the ending {source.path.suffix!r} is not known", way_out=f"known: {', '.join(endings)}")
     if source.path.stat().st_size == 0:
         raise source.fault("the file is empty")
     return source
@@ -133,7 +140,18 @@ def _read_document(source: Source) -> Iterator[Piece]:
 
 
 def _read_records(source: Source, text_key: str) -> Iterator[Piece]:
-    """The part of a .jsonl file; blank lines are no records, a record with an empty text is no document."""
+    """The part of a .jsonl file; a record with an empty text is no document."""
+    for number, line in record_lines(source):
+        try:
+            text = record_text(line, text_key, option="data.text_key")
+        except BadRecordError as bad:
+            raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
+        if text:
+            yield Piece(text, ends_document=True)
+
+
+def record_lines(source: Source) -> Iterator[tuple[int, str]]:
+    """The part of a .jsonl file: number (from 1) and text of its lines; blank lines are no records."""
     first, last = 0, None
     if (source.start, source.end) != (0, 1):
         num_records = sum(1 for _, line in _read_lines(source) if line.strip())
@@ -143,10 +161,5 @@ def _read_records(source: Source, text_key: str) -> Iterator[Piece]:
         if not line.strip():
             continue
         if index >= first and (last is None or index < last):
-            try:
-                text = record_text(line, text_key, option="data.text_key")
-            except BadRecordError as bad:
-                raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
-            if text:
-                yield Piece(text, ends_document=True)
+            yield number, line
         index += 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -90,6 +91,45 @@ def choose_vocab_size(vocab_size: int | None, *, model_vocab_size: int) -> int:
             f"  largest: data.vocab_size={model_vocab_size}"
         )
     return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenTokenizer:
+    """The tokenizer of a run, before its text is read: one that is there, or the size to train the built-in one to."""
+
+    key: str
+    """Changes when the ids of some text might."""
+    given: PreTrainedTokenizerBase | None
+    vocab_size: int
+
+    def make(
+        self, texts: Callable[[], Iterator[str]], source: str, progress: Callable[[str], None]
+    ) -> PreTrainedTokenizerBase:
+        """The tokenizer; the built-in one is trained on `texts`, of the data called `source`."""
+        if self.given is not None:
+            return self.given
+        progress(f"training a tokenizer of {self.vocab_size} entries on data={source}")
+        return train_tokenizer(texts(), vocab_size=self.vocab_size)
+
+
+def choose_tokenizer(
+    name: str | None, vocab_size: int | None, *, model_vocab_size: int, base_dir: Path
+) -> ChosenTokenizer:
+    """`data.tokenizer`, a name or a folder relative to `base_dir`; or None for the built-in one of `data.vocab_size`.
+
+    DataError for what cannot be used, or does not fit the model's table.
+    """
+    if name is None:
+        size = choose_vocab_size(vocab_size, model_vocab_size=model_vocab_size)
+        return ChosenTokenizer(key=f"built-in {size}", given=None, vocab_size=size)
+    if vocab_size is not None:
+        raise DataError(
+            f"data.vocab_size={vocab_size}: it is the size of the built-in tokenizer, but data.tokenizer={name} "
+            "names another\n  leave one of the two out"
+        )
+    given = load_tokenizer(name, base_dir=base_dir)
+    check_fits(given, name=name, model_vocab_size=model_vocab_size)
+    return ChosenTokenizer(key=fingerprint(given), given=given, vocab_size=table_size(given))
 
 
 def check_fits(tokenizer: PreTrainedTokenizerBase, *, name: str, model_vocab_size: int) -> None:

@@ -37,7 +37,7 @@ from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.schedule import PipelineRunner, Runner, SequentialRunner
 from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.tensor.layouts import split_vocabulary
-from gooseslo.policies.registry import find_policy
+from gooseslo.policies.registry import CLASSIFICATION, find_policy
 from gooseslo.schema.groups import TrainConfig, TrainJob
 
 
@@ -153,7 +153,7 @@ def build_saver(
             state={"step": position.step, "position": asdict(position), "seed": job.run.seed, "data": data.identity},
             tied=model.aliases,
             write_common=lambda folder: write_model_files(
-                folder, plan.config, data.tokenizer_folder, dtype=plan.dtypes.weights
+                folder, plan.config, data.tokenizer_folder, dtype=plan.dtypes.weights, head=plan.head
             ),
             retention=Retention(keep=job.checkpoint.keep, keep_every=job.checkpoint.keep_every),
             warn=warn,
@@ -172,8 +172,9 @@ def build_step(
     streams = RandomStreams(seed, context.at.tp)
     model = build_model(
         plan.config,
-        find_policy(plan.config.model_type),
+        find_policy(plan.config.model_type, plan.head),
         context,
+        head=plan.head,
         layers_per_stage=plan.layers_per_stage,
         dtype=plan.dtypes.stepped,
         device=device,
@@ -184,11 +185,15 @@ def build_step(
     masters = Masters(model.parameters(), plan.dtypes)
     buffer = GradientBuffer(list(model.parameters().values()), context.dp_group)
     masters.take_gradients(buffer)
-    vocabulary = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
-    loss = StepLoss(vocabulary_start=vocabulary[0], context=context)
+    if plan.head == CLASSIFICATION:
+        outputs, group = (0, int(plan.config.num_labels or 0)), None
+    else:
+        outputs = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
+        group = context.tp_group
+    loss = StepLoss(vocabulary_start=outputs[0], group=group)
     shape = (train.micro_batch_size, train.sequence_length)
     stage = CastStage(model.module, plan.dtypes)
-    runner = _build_runner(plan, context, stage, loss, streams, shape=shape, vocabulary=vocabulary, device=device)
+    runner = _build_runner(plan, context, stage, loss, streams, shape=shape, outputs=outputs, device=device)
     return TrainStep(
         model=model,
         masters=masters,
@@ -210,7 +215,7 @@ def _build_runner(
     streams: RandomStreams,
     *,
     shape: tuple[int, int],
-    vocabulary: tuple[int, int],
+    outputs: tuple[int, int],
     device: torch.device,
 ) -> Runner:
     """The plain loop, or this stage under its schedule with the shapes that travel between stages."""
@@ -228,7 +233,7 @@ def _build_runner(
     shard = length // context.topology.tp if plan.sequence_parallel else length
     ids = torch.empty(samples, length, dtype=torch.long, device="meta")
     hidden = travelling(samples, shard, plan.config.hidden_size, dtype=plan.dtypes.hidden)
-    logits = travelling(samples, length, vocabulary[1] - vocabulary[0], dtype=plan.dtypes.logits)
+    logits = travelling(samples, length, outputs[1] - outputs[0], dtype=plan.dtypes.logits)
     example = (ids if context.is_first_stage else hidden, logits if context.is_last_stage else hidden)
     return PipelineRunner(
         stage,

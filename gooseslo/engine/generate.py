@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any, TextIO
@@ -65,7 +66,16 @@ def merged_folder(path: str | None) -> Path:
         missing.append("model.safetensors")
     if missing:
         raise CheckpointError(f"model.path={path}: not a merged folder: {', '.join(missing)} is missing")
+    if any(name.endswith("Classification") for name in _architectures(folder)):
+        raise CheckpointError(f"model.path={path}: a classifier, which writes no text")
     return folder
+
+
+def _architectures(folder: Path) -> list[str]:
+    try:
+        return list(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [])
+    except (OSError, ValueError, AttributeError):
+        return []  # what is wrong with the file is said when the model is loaded
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

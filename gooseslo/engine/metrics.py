@@ -17,6 +17,7 @@ import torch
 from transformers import PretrainedConfig
 
 from gooseslo.engine.plan import Plan
+from gooseslo.policies.registry import CAUSAL_LM
 
 PEAK_FLOPS = {
     # part of the device's name (the longest counts) -> precision -> dense operations per second, by the data sheet
@@ -53,7 +54,7 @@ def describer(plan: Plan, *, sequence_length: int) -> Callable[[TrainRecord], di
     """A function that completes a record with what follows from the model and the devices."""
     config = plan.config
     flops = flops_per_token(
-        num_parameters=plan.num_parameters - num_lookup_parameters(config),
+        num_parameters=plan.num_parameters - num_lookup_parameters(config, plan.head),
         num_layers=config.num_hidden_layers,
         width=config.hidden_size,
         sequence_length=sequence_length,
@@ -113,10 +114,10 @@ def flops_per_token(*, num_parameters: int, num_layers: int, width: int, sequenc
     return 6.0 * num_parameters + 12.0 * num_layers * width * sequence_length
 
 
-def num_lookup_parameters(config: PretrainedConfig) -> int:
+def num_lookup_parameters(config: PretrainedConfig, head: str = CAUSAL_LM) -> int:
     """Parameters of the tables that a model only looks up: learned positions, and token embeddings not tied."""
     positions = 0 if getattr(config, "rope_parameters", None) else int(config.max_position_embeddings)
-    tokens = 0 if config.tie_word_embeddings else int(config.vocab_size)
+    tokens = 0 if config.tie_word_embeddings and head == CAUSAL_LM else int(config.vocab_size)
     return (positions + tokens) * int(config.hidden_size)
 
 

@@ -21,7 +21,8 @@ from gooseslo.parallel.shared import SharedGradients
 from gooseslo.parallel.tensor.apply import split_model
 from gooseslo.parallel.tensor.layouts import Placement
 from gooseslo.parallel.tensor.sequence import SequenceShards
-from gooseslo.policies.policy import Policy
+from gooseslo.policies.policy import SCORE, Policy
+from gooseslo.policies.registry import CAUSAL_LM, CLASSIFICATION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ def build_model(
     policy: Policy,
     context: ParallelContext,
     *,
+    head: str = CAUSAL_LM,
     layers_per_stage: list[int],
     dtype: torch.dtype,
     device: torch.device,
@@ -73,7 +75,7 @@ def build_model(
     """
     is_first, is_last = context.is_first_stage, context.is_last_stage
     layers = layer_ranges(layers_per_stage)[context.at.pp]
-    model: Any = empty_model(config)
+    model: Any = empty_model(config, head)
     tied = bool(config.tie_word_embeddings)
     lint(model, policy, tied=tied)
 
@@ -95,13 +97,14 @@ def build_model(
     fill_buffers(model, policy)
     _attach_streams(model, policy, streams, shards=sequence_parallel)
 
+    score = SCORE if head == CLASSIFICATION else None
     shards = None
     if sequence_parallel and context.tp_group is not None:
         blocks = list(model.get_submodule(policy.layers).children())
         shards = SequenceShards(blocks[0], blocks[-1], group=context.tp_group, is_first=is_first, is_last=is_last)
     return LocalModel(
         config=config,
-        module=StageModule(model, is_first=is_first, is_last=is_last, shards=shards),
+        module=StageModule(model, is_first=is_first, is_last=is_last, shards=shards, score=score),
         placements=placements,
         tied_ends=SharedGradients(parameters=_copies_of_other_end(model, aliases, context), group=context.ends_group),
         partial=_partial_gradients(model, policy, placements, context, sequence_parallel=sequence_parallel),

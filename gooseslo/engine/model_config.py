@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as hf_logging
 
 from gooseslo.errors import ConfigError, Fault, PolicyError
-from gooseslo.policies.registry import find_policy
+from gooseslo.policies.registry import CAUSAL_LM, CLASSIFICATION, find_policy
 from gooseslo.schema.checks import check_model
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.topology import divisors, nearest_numbers
@@ -27,7 +27,7 @@ def check_against_model(job: TrainJob) -> list[Fault]:
     """What of the job does not fit its model: unknown fields, and sizes that tp, pp or the data cannot have."""
     try:
         find_policy(job.model.architecture)
-        config = make_config(job.model.architecture, job.model.config)
+        config = make_config(job.model.architecture, job.model.config, job.model.head)
     except PolicyError as error:
         return [Fault(key="model.architecture", value=job.model.architecture, rule=str(error))]
     except ConfigError as error:
@@ -61,6 +61,7 @@ _SIZES = (
     "n_inner",
     "head_dim",
     "max_position_embeddings",
+    "num_labels",
 )
 
 
@@ -87,14 +88,18 @@ def _bad_sizes(config: PretrainedConfig) -> list[Fault]:
     return faults
 
 
-def make_config(architecture: str, fields: Mapping[str, Any]) -> PretrainedConfig:
-    """The architecture's Hugging Face config with `fields` (`model.config.*`) set; ConfigError for each wrong one."""
+def make_config(architecture: str, fields: Mapping[str, Any], head: str = CAUSAL_LM) -> PretrainedConfig:
+    """The architecture's Hugging Face config with `fields` (`model.config.*`) set; ConfigError for each wrong one.
+
+    A classification head has the field `num_labels` too, which the library derives from others.
+    """
     if architecture not in CONFIG_MAPPING:
         raise ConfigError(
             Fault(key="model.architecture", value=architecture, rule="transformers has no such model type")
         )
     config_class = CONFIG_MAPPING[architecture]
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
+    known |= {"num_labels"} if head == CLASSIFICATION else set()
     faults = [_unknown_field(name, value, known) for name, value in fields.items() if name not in known]
     standard = {own: name for name, own in config_class.attribute_map.items()}
     for name, value in fields.items():

@@ -32,6 +32,8 @@ class Plan:
     """The decisions of a run; small, and sent to every worker."""
 
     topology: Topology
+    head: str
+    """causal-lm or sequence-classification."""
     device: str
     precision: str
     """fp32, bf16 or fp64."""
@@ -88,9 +90,9 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     faults = check_train(job, num_devices=num_devices) + check_against_model(job)
     if faults:
         raise ConfigError(faults)
-    config = make_config(job.model.architecture, job.model.config)
-    policy = find_policy(job.model.architecture)
-    model = empty_model(config)
+    config = make_config(job.model.architecture, job.model.config, job.model.head)
+    policy = find_policy(job.model.architecture, job.model.head)
+    model = empty_model(config, job.model.head)
     lint(model, policy, tied=bool(config.tie_word_embeddings))
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if faults := check_patterns(job.optimizer.groups, shapes):
@@ -104,6 +106,7 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     counts = _partition(model, policy, parallel.partition, parallel.pp)
     return Plan(
         topology=topology,
+        head=job.model.head,
         device=device,
         precision=_precision(job.train.precision, device),
         bf16_mode=job.train.bf16_mode,

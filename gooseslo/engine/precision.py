@@ -95,10 +95,10 @@ class CastStage(nn.Module):
         self.stage, self.autocast = stage, dtypes.autocast
         self.output = dtypes.logits if stage.is_last else dtypes.hidden
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
         if self.autocast is None:
-            output: Tensor = self.stage(x)
+            output: Tensor = self.stage(x, **inputs)
         else:
             with torch.autocast(x.device.type, dtype=self.autocast):
-                output = self.stage(x)
+                output = self.stage(x, **inputs)
         return output.to(self.output)

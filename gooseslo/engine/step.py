@@ -12,7 +12,7 @@ from torch import Tensor
 from gooseslo.engine.clip import clip_gradients, global_norm
 from gooseslo.engine.model import LocalModel
 from gooseslo.engine.precision import Masters
-from gooseslo.parallel.collectives import all_reduce_
+from gooseslo.parallel.collectives import Group, all_reduce_
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.schedule import Runner
@@ -23,9 +23,10 @@ from gooseslo.parallel.tensor.loss import IGNORED, cross_entropy_sum
 class StepLoss:
     """A micro-batch's share of the mean over the whole step's predicted tokens; the runner's loss function."""
 
-    def __init__(self, *, vocabulary_start: int, context: ParallelContext):
+    def __init__(self, *, vocabulary_start: int, group: Group):
+        """`group`: over which the logits are split; None where each rank has them whole."""
         self.vocabulary_start = vocabulary_start
-        self.group = context.tp_group
+        self.group = group
         self.num_tokens = 1
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -61,9 +62,20 @@ class TrainStep:
     device: torch.device
     clip_grad_norm: float
 
-    def __call__(self, input_ids: Tensor, labels: Tensor, *, step: int, update: Callable[[], None]) -> StepResult:
-        """Train on this data-parallel rank's [samples, S] batch; `update` runs on clipped gradients."""
-        loss, num_tokens = self.gradients(input_ids, labels, step=step)
+    def __call__(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        step: int,
+        update: Callable[[], None],
+    ) -> StepResult:
+        """Train on this data-parallel rank's [samples, S] batch; `update` runs on clipped gradients.
+
+        Positions that begin again within a sample part it into documents; None: each sample is one.
+        """
+        loss, num_tokens = self.gradients(input_ids, labels, position_ids, step=step)
         norm = self.norm()
         # The norm is bit-equal on all ranks of a model replica and over replicas: all skip, or none.
         skipped = not math.isfinite(norm.item())
@@ -73,7 +85,9 @@ class TrainStep:
             self.masters.write_back()
         return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens, skipped=skipped)
 
-    def gradients(self, input_ids: Tensor, labels: Tensor, *, step: int) -> tuple[float, int]:
+    def gradients(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, *, step: int
+    ) -> tuple[float, int]:
         """Loss and predicted tokens of the step; the gradients of the whole batch stand in `.grad`."""
         self.streams.step = step
         self.model.module.train()
@@ -81,16 +95,16 @@ class TrainStep:
         # A step without any predicted token has a loss of 0, not 0/0.
         self.loss.num_tokens = max(1, num_tokens)
         self.buffer.zero()
-        losses = self.runner.train(input_ids.to(self.device), labels.to(self.device))
+        losses = self.runner.train(input_ids.to(self.device), labels.to(self.device), **self._inputs(position_ids))
         self.model.sum_shared_gradients()
         self.buffer.reduce()
         return self._total(losses), num_tokens
 
-    def evaluate(self, input_ids: Tensor, labels: Tensor) -> tuple[float, int]:
+    def evaluate(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> tuple[float, int]:
         """Summed loss and predicted tokens of one global batch, without dropout."""
         self.model.module.eval()
         self.loss.num_tokens = 1
-        losses = self.runner.evaluate(input_ids.to(self.device), labels.to(self.device))
+        losses = self.runner.evaluate(input_ids.to(self.device), labels.to(self.device), **self._inputs(position_ids))
         return self._total(losses), self._count(labels)
 
     def stage_seconds(self) -> list[float]:
@@ -104,6 +118,9 @@ class TrainStep:
         parameters = self.model.parameters()
         counted = [parameters[name] for name in parameters if name in self.model.counted]
         return global_norm(counted, self.context.model_group, self.device)
+
+    def _inputs(self, position_ids: Tensor | None) -> dict[str, Tensor]:
+        return {} if position_ids is None else {"position_ids": position_ids.to(self.device)}
 
     def _count(self, labels: Tensor) -> int:
         """Predicted tokens over all data-parallel ranks."""

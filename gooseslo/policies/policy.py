@@ -7,7 +7,7 @@ resolves and that each parameter is claimed exactly once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -44,6 +44,9 @@ class VocabHead:
     """The head that gives logits: its output rows are split as the embedding's; logits stay split."""
 
 
+SCORE = "score"
+"""The linear that gives one logit a class, in every `ForSequenceClassification` of Hugging Face's decoders."""
+
 Split = Column | KeyValueColumn | Row | VocabEmbedding | VocabHead
 
 
@@ -77,3 +80,14 @@ class Policy:
     """Modules that drop parts of activations equal on all tp ranks."""
     split_dropout: tuple[str, ...] = ()
     """Modules that drop parts of activations that the tp ranks share out (attention weights)."""
+
+    def classifying(self) -> Policy:
+        """The policy of the same base model under a classification head, which every tp rank of the last stage has."""
+        heads = [name for name, split in self.splits.items() if isinstance(split, VocabHead)]
+        return replace(
+            self,
+            last=(*(name for name in self.last if name not in heads), SCORE),
+            splits={name: split for name, split in self.splits.items() if name not in heads},
+            replicated=(*self.replicated, SCORE),
+            tied={},
+        )

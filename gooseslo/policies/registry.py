@@ -8,9 +8,14 @@ from gooseslo.policies.policy import Policy
 POLICIES: dict[str, Policy] = {policy.architecture: policy for policy in (GPT2, LLAMA)}
 
 
-def find_policy(architecture: str) -> Policy:
-    """The policy of an architecture; PolicyError names the ones there are."""
+CAUSAL_LM = "causal-lm"
+CLASSIFICATION = "sequence-classification"
+
+
+def find_policy(architecture: str, head: str = CAUSAL_LM) -> Policy:
+    """The policy of an architecture under a head (`model.head`); PolicyError names the architectures there are."""
     if architecture not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         raise PolicyError(f"no policy splits the architecture {architecture} (there are: {known})")
-    return POLICIES[architecture]
+    policy = POLICIES[architecture]
+    return policy.classifying() if head == CLASSIFICATION else policy

@@ -24,6 +24,8 @@ class ModelConfig:
     """The Hugging Face `model_type`; a policy of that name must exist."""
     config: dict[str, Any] = field(default_factory=dict)
     """Fields of the architecture's Hugging Face config."""
+    head: str = "causal-lm"
+    """causal-lm, or sequence-classification: a class for each text, with data=classification."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
 }
 
 TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "model.head": ("causal-lm", "sequence-classification"),
     "parallel.schedule": ("auto", "gpipe", "1f1b"),
     "train.precision": ("auto", "fp32", "bf16", "fp64"),
     "train.bf16_mode": ("master", "autocast"),

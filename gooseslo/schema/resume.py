@@ -14,6 +14,7 @@ FIXED = (
     "run.seed",
     "model.architecture",
     "model.config",
+    "model.head",
     "train.steps",
     "train.global_batch_size",
     "train.sequence_length",

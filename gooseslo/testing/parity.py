@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gooseslo.engine.build import build_step
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import TrainStep
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.policies.registry import CLASSIFICATION
 from gooseslo.schema.groups import LauncherConfig, ModelConfig, ParallelConfig, TrainConfig, TrainJob
 
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -45,6 +46,7 @@ class Case:
 
     architecture: str = "gpt2"
     fields: dict[str, Any] = field(default_factory=dict)
+    head: str = "causal-lm"
     tp: int = 1
     pp: int = 1
     dp: int = 1
@@ -61,6 +63,8 @@ class Case:
     clip_grad_norm: float = 0.0
     seed: int = 0
     ignore_some_labels: bool = False
+    documents: bool = False
+    """Samples are several documents of random lengths, none of which sees another."""
     fixed_batch: bool = False
     """Every step trains on the same batch, so that its loss falls."""
     device: str = "cpu"
@@ -72,7 +76,7 @@ class Case:
     def job(self) -> TrainJob:
         """The case as a run's configuration."""
         return TrainJob(
-            model=ModelConfig(name="tiny", architecture=self.architecture, config=self.fields),
+            model=ModelConfig(name="tiny", architecture=self.architecture, config=self.fields, head=self.head),
             parallel=ParallelConfig(
                 tp=self.tp,
                 pp=self.pp,
@@ -94,15 +98,40 @@ class Case:
         )
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The global batch of a step: ids and shifted labels, [samples, S] each."""
+        """The global batch of a step: ids and labels, [samples, S] each.
+
+        Labels are shifted ids or, for a classification head, a class at each text's last token.
+        """
         generator = torch.Generator().manual_seed(1000 + step * (not self.fixed_batch))
         shape = (self.samples, self.sequence_length + 1)
         tokens = torch.randint(0, self.fields["vocab_size"], shape, generator=generator)
+        if self.head == CLASSIFICATION:
+            return self._texts(tokens[:, :-1], generator)
         labels = tokens[:, 1:].clone()
         if self.ignore_some_labels:
             labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
             labels[: self.micro_batch_size] = -100
         return tokens[:, :-1], labels
+
+    def _texts(self, ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Texts of random lengths, padded with the last token of the vocabulary, which is in none of them."""
+        pad = self.fields["vocab_size"] - 1
+        places, rows = torch.arange(self.sequence_length), torch.arange(self.samples)
+        last = torch.randint(0, self.sequence_length, (self.samples,), generator=generator)
+        ids = torch.where(places > last[:, None], pad, ids.clamp(max=pad - 1))
+        labels = torch.full_like(ids, -100)
+        labels[rows, last] = torch.randint(0, self.fields["num_labels"], (self.samples,), generator=generator)
+        return ids, labels
+
+    def positions(self, step: int) -> Tensor | None:
+        """int64 [samples, S]: places of a step's tokens in their documents; None where a sample is one document."""
+        if not self.documents:
+            return None
+        generator = torch.Generator().manual_seed(2000 + step)
+        begins = torch.rand(self.samples, self.sequence_length, generator=generator) < 0.2
+        begins[:, 0] = True
+        places = torch.arange(self.sequence_length).expand(self.samples, -1)
+        return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +152,9 @@ def run_reference(case: Case) -> Outcome:
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)
     start = build_step(plan, context, case.job().train, seed=case.seed, device=device).masters
-    config = make_config(case.architecture, case.fields)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=plan.dtypes.stepped).to(device)
+    config = make_config(case.architecture, case.fields, case.head)
+    model_class: Any = AutoModelForSequenceClassification if case.head == CLASSIFICATION else AutoModelForCausalLM
+    model = model_class.from_config(config, dtype=plan.dtypes.stepped).to(device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(start.parameters[name])
@@ -133,12 +163,18 @@ def run_reference(case: Case) -> Outcome:
     losses, norms, gradients = [], [], []
     for step in range(case.steps):
         ids, labels = (tensor.to(device) for tensor in case.batch(step))
+        positions = case.positions(step)
         optimizer.zero_grad()
         num_tokens = (labels != -100).sum()
         total = 0.0
-        for micro_ids, micro_labels in zip(ids.split(case.micro_batch_size), labels.split(case.micro_batch_size)):
-            logits = model(input_ids=micro_ids, use_cache=False).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), micro_labels.flatten(), reduction="sum") / num_tokens
+        for micro in torch.arange(len(ids)).split(case.micro_batch_size):
+            micro_ids, micro_labels = ids[micro], labels[micro]
+            apart = {} if positions is None else keep_apart(positions[micro].to(device), dtype=plan.dtypes.stepped)
+            logits = model(input_ids=micro_ids, use_cache=False, **apart).logits
+            if case.head == CLASSIFICATION:  # one row of logits a text
+                micro_labels = micro_labels[micro_labels != -100]
+            logits = logits.reshape(-1, logits.shape[-1])
+            loss = F.cross_entropy(logits, micro_labels.flatten(), reduction="sum") / num_tokens
             loss.backward()
             total += loss.item()
         limit = case.clip_grad_norm or float("inf")
@@ -147,6 +183,14 @@ def run_reference(case: Case) -> Outcome:
         gradients.append({name: p.grad.cpu().clone() for name, p in model.named_parameters()})
         optimizer.step()
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=_snapshot(dict(model.named_parameters())))
+
+
+def keep_apart(positions: Tensor, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a plain model is given for documents that do not see each other: positions [B, S], a mask [B, 1, S, S]."""
+    document, place = (positions == 0).cumsum(dim=1), torch.arange(positions.shape[1], device=positions.device)
+    unseen = (document[:, :, None] != document[:, None, :]) | (place[:, None] < place)
+    mask = torch.zeros(unseen.shape, dtype=dtype, device=positions.device).masked_fill(unseen, torch.finfo(dtype).min)
+    return {"position_ids": positions, "attention_mask": mask[:, None]}
 
 
 def run_layout(case: Case, rank: int = 0) -> Outcome:
@@ -160,13 +204,14 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
     share = case.samples // case.dp
     mine = slice(context.at.dp * share, (context.at.dp + 1) * share)
     for step in range(case.steps):
-        ids, labels = case.batch(step)
+        (ids, labels), positions = case.batch(step), case.positions(step)
 
         def update() -> None:
             gradients.append(gather_full(step_once, {name: p.grad for name, p in parameters.items()}))
             optimizer.step()
 
-        result = step_once(ids[mine], labels[mine], step=step, update=update)
+        my_positions = None if positions is None else positions[mine]
+        result = step_once(ids[mine], labels[mine], my_positions, step=step, update=update)
         losses.append(result.loss)
         norms.append(result.grad_norm)
     outcome = Outcome(losses=losses, norms=norms, gradients=gradients, weights=gather_full(step_once, parameters))

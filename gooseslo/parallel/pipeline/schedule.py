@@ -8,7 +8,7 @@ recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -26,15 +26,19 @@ SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": Sched
 
 
 class Runner(Protocol):
-    """Runs one batch of this data-parallel rank, micro-batch by micro-batch."""
+    """Runs one batch of this data-parallel rank, micro-batch by micro-batch; the same tensors on all of its stages.
+
+    Token ids and labels are [samples, S]; `inputs` are what every stage's model is given beside them, such as
+    `position_ids`, with the samples as dim 0.
+    """
 
     stopwatch: Stopwatch
     """Runs while this rank computes; reset at the beginning of `train`."""
 
-    def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+    def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         """Forward and backward, gradients added to `.grad`; the micro-batches' losses on the last stage, else []."""
 
-    def evaluate(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+    def evaluate(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         """Forward alone; the micro-batches' losses on the last stage, else []."""
 
 
@@ -55,21 +59,28 @@ class SequentialRunner:
         self.first_micro_batch, self.num_micro = first_micro_batch, num_micro
         self.stopwatch = Stopwatch(device)
 
-    def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+    def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses = []
         self.stopwatch.reset()
-        for index, (ids, targets) in enumerate(zip(input_ids.chunk(self.num_micro), labels.chunk(self.num_micro))):
+        for index, (ids, targets, further) in enumerate(self._micro_batches(input_ids, labels, inputs)):
             self.streams.micro_batch = self.first_micro_batch + index
             with self.stopwatch.running():
-                loss = self.loss(self.module(ids), targets)
+                loss = self.loss(self.module(ids, **further), targets)
                 loss.backward()
             losses.append(loss.detach())
         return losses
 
     @torch.no_grad()
-    def evaluate(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
-        micro_batches = zip(input_ids.chunk(self.num_micro), labels.chunk(self.num_micro))
-        return [self.loss(self.module(ids), targets) for ids, targets in micro_batches]
+    def evaluate(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
+        micro_batches = self._micro_batches(input_ids, labels, inputs)
+        return [self.loss(self.module(ids, **further), targets) for ids, targets, further in micro_batches]
+
+    def _micro_batches(
+        self, input_ids: Tensor, labels: Tensor, inputs: dict[str, Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+        chunks = {name: tensor.chunk(self.num_micro) for name, tensor in inputs.items()}
+        for index, (ids, targets) in enumerate(zip(input_ids.chunk(self.num_micro), labels.chunk(self.num_micro))):
+            yield ids, targets, {name: parts[index] for name, parts in chunks.items()}
 
 
 class StreamedStage(PipelineStage):
@@ -128,16 +139,16 @@ class PipelineRunner:
         self.loss = loss
         self.schedule = SCHEDULES[schedule](stage, num_micro, loss_fn=self._timed_loss, scale_grads=False)
 
-    def train(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+    def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
         self.stopwatch.reset()
-        self.schedule.step(*self._inputs(input_ids), **self._targets(labels, losses), return_outputs=False)
+        self.schedule.step(*self._inputs(input_ids), **self._keywords(inputs, labels, losses), return_outputs=False)
         return [loss.detach() for loss in losses]
 
     @torch.no_grad()
-    def evaluate(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+    def evaluate(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
-        self.schedule.eval(*self._inputs(input_ids), **self._targets(labels, losses), return_outputs=False)
+        self.schedule.eval(*self._inputs(input_ids), **self._keywords(inputs, labels, losses), return_outputs=False)
         return losses
 
     def _timed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -147,5 +158,5 @@ class PipelineRunner:
     def _inputs(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         return (input_ids,) if self.is_first else ()
 
-    def _targets(self, labels: Tensor, losses: list[Tensor]) -> dict[str, Any]:
-        return {"target": labels, "losses": losses} if self.is_last else {}
+    def _keywords(self, inputs: dict[str, Tensor], labels: Tensor, losses: list[Tensor]) -> dict[str, Any]:
+        return {**inputs, "target": labels, "losses": losses} if self.is_last else {**inputs}

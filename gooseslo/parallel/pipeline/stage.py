@@ -39,20 +39,35 @@ def cut_stage(model: nn.Module, policy: Policy, layers: range, *, is_first: bool
 class StageModule(nn.Module):
     """What the schedule calls: token ids [B, S] or hidden states [B, S, D] in; hidden states or logits out.
 
-    Under sequence parallelism (`shards`) the hidden states that come in and go out are [B, S / tp, D].
+    Under sequence parallelism (`shards`) the hidden states that come in and go out are [B, S / tp, D]. `position_ids`
+    [B, S] that begin again from 0 within a row part it into documents, which the model's mask keeps apart.
+
+    With `score`, the name of a classification head, the logits are its, for every token [B, S, classes]: Hugging Face's
+    own class keeps those of a row's last token, which here the labels choose.
     """
 
-    def __init__(self, model: Any, *, is_first: bool, is_last: bool, shards: SequenceShards | None = None):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        is_first: bool,
+        is_last: bool,
+        shards: SequenceShards | None = None,
+        score: str | None = None,
+    ):
         super().__init__()
         self.model = model
         self.is_first, self.is_last = is_first, is_last
         self.shards = shards
+        self.score = score
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
         if self.shards is not None and not self.is_first:
             x = self.shards.receive(x)
-        inputs = {"input_ids" if self.is_first else "inputs_embeds": x, "use_cache": False}
+        given = {"input_ids" if self.is_first else "inputs_embeds": x, "use_cache": False, **inputs}
+        if self.is_last and self.score is None:
+            return self.model(**given).logits
+        hidden = self.model.base_model(**given).last_hidden_state
         if self.is_last:
-            return self.model(**inputs).logits
-        hidden = self.model.base_model(**inputs).last_hidden_state
+            return self.model.get_submodule(self.score)(hidden)
         return hidden if self.shards is None else self.shards.send()

@@ -1,0 +1,72 @@
+"""A text and its class, which stands as the label of the text's last token: the place whose logits are the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from gooseslo.data.records import BadRecordError
+from gooseslo.data.sample import IGNORED_LABEL
+from gooseslo.data.supervised.example import Example, text_of
+from gooseslo.data.tokenizer import DocumentEncoder
+from gooseslo.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationTask:
+    """Labels are the numbers of classes from 0, or their names; names are numbered in the order of the alphabet."""
+
+    text_key: str = "text"
+    label_key: str = "label"
+    name: str = "classification"
+    has_classes: bool = True
+
+    def identity(self) -> list[object]:
+        return [self.text_key, self.label_key]
+
+    def texts(self, record: dict[str, Any]) -> list[str]:
+        return [text_of(record, self.text_key, option="data.text_key")]
+
+    def label(self, record: dict[str, Any]) -> int | str:
+        if self.label_key not in record:
+            keys = ", ".join(list(record)[:8]) or "none"
+            raise BadRecordError(f"no key {self.label_key!r}; keys: {keys}", "set data.label_key=KEY")
+        label = record[self.label_key]
+        if isinstance(label, bool) or not isinstance(label, int | str):
+            raise BadRecordError(f"{self.label_key!r} is neither a whole number nor a text")
+        if isinstance(label, int) and label < 0:
+            raise BadRecordError(f"{self.label_key!r} is {label}; classes are counted from 0")
+        return label
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> ClassificationEncoder:
+        return ClassificationEncoder(tokenizer, self, names)
+
+
+def class_names(labels: set[int | str]) -> list[str]:
+    """The name of each class by number, from all labels of the train split; DataError if they are of two kinds."""
+    numbers = [label for label in labels if isinstance(label, int)]
+    if numbers and len(numbers) < len(labels):
+        raise DataError("data.train: labels are numbers in some records and texts in others")
+    if numbers:
+        return [str(number) for number in range(max(numbers) + 1)]
+    return sorted(str(label) for label in labels)
+
+
+class ClassificationEncoder:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: ClassificationTask, names: list[str]):
+        self._encode, self._task = DocumentEncoder(tokenizer), task
+        self._numbers = {name: number for number, name in enumerate(names)}
+
+    def __call__(self, record: dict[str, Any]) -> Example:
+        label = self._task.label(record)
+        if str(label) not in self._numbers:
+            raise BadRecordError(f"{self._task.label_key!r} is {label!r}, which no record of the train split has")
+        (ids,) = self._encode(self._task.texts(record))
+        if not ids:
+            raise BadRecordError(f"{self._task.text_key!r} is no token: there is nothing to read")
+        labels = np.full(len(ids), IGNORED_LABEL, dtype=np.int64)
+        labels[-1] = self._numbers[str(label)]
+        return Example(np.array(ids, dtype=np.int64), labels)

@@ -1,0 +1,50 @@
+"""One example: what the model reads, and what it is to predict at each place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from gooseslo.data.records import BadRecordError, checked_text
+
+
+class Example(NamedTuple):
+    """Both int64 [n]."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    """-100 where nothing is to be learnt."""
+
+
+class Encoder(Protocol):
+    def __call__(self, record: dict[str, Any]) -> Example:
+        """The example of a record, as JSON has it; BadRecordError if there is none in it."""
+
+
+class Task(Protocol):
+    """What is to be learnt from records of a kind."""
+
+    name: str
+    has_classes: bool
+    """Labels are classes, not tokens."""
+
+    def identity(self) -> list[object]:
+        """JSON values on which the examples depend."""
+
+    def texts(self, record: dict[str, Any]) -> list[str]:
+        """What a tokenizer may be trained on; BadRecordError for a record without it."""
+
+    def label(self, record: dict[str, Any]) -> int | str | None:
+        """The class of a record, None where there are none; BadRecordError for a record without it."""
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Encoder: ...
+
+
+def text_of(record: dict[str, Any], key: str, *, option: str, way_out: str = "") -> str:
+    """A text of the record; `option` is what names its key."""
+    if key not in record:
+        keys = ", ".join(list(record)[:8]) or "none"
+        raise BadRecordError(f"no key {key!r}; keys: {keys}", way_out or f"set {option}=KEY")
+    return checked_text(record[key], key)

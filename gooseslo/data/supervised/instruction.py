@@ -1,0 +1,131 @@
+"""A prompt and its response, or a chat: what the assistant says is learnt, the token that ends its turn included.
+
+With the tokenizer's chat template both are rendered as a chat; without one, a response follows its prompt directly and
+the end-of-text token ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from gooseslo.data.records import BadRecordError, checked_text
+from gooseslo.data.sample import IGNORED_LABEL
+from gooseslo.data.supervised.example import Example, text_of
+from gooseslo.data.tokenizer import DocumentEncoder
+from gooseslo.errors import DataError
+
+MESSAGES = "messages"
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionTask:
+    prompt_key: str = "prompt"
+    response_key: str = "response"
+    name: str = "instruction"
+    has_classes: bool = False
+
+    def identity(self) -> list[object]:
+        return [self.prompt_key, self.response_key]
+
+    def texts(self, record: dict[str, Any]) -> list[str]:
+        if MESSAGES in record:
+            return [message["content"] for message in _messages(record[MESSAGES])]
+        return list(self.pair(record))
+
+    def pair(self, record: dict[str, Any]) -> tuple[str, str]:
+        """Prompt and response."""
+        way_out = f"set data.prompt_key and data.response_key, or give chats under {MESSAGES!r}"
+        prompt = text_of(record, self.prompt_key, option="data.prompt_key", way_out=way_out)
+        response = text_of(record, self.response_key, option="data.response_key", way_out=way_out)
+        if not response:
+            raise BadRecordError(f"{self.response_key!r} is empty: there is nothing to learn")
+        return prompt, response
+
+    def label(self, record: dict[str, Any]) -> None:
+        return None
+
+    def encoder(self, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> ConversationEncoder:
+        return ConversationEncoder(tokenizer, self)
+
+
+class ConversationEncoder:
+    """From records, as JSON has them, to examples of at least one label."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, task: InstructionTask):
+        self._tokenizer, self._task = tokenizer, task
+        self._encode = DocumentEncoder(tokenizer)
+        self._has_template = bool(tokenizer.chat_template)
+        if self._has_template and not tokenizer.is_fast:
+            raise DataError("data.tokenizer: a chat template needs a fast tokenizer, which knows where a token stands")
+
+    def __call__(self, record: dict[str, Any]) -> Example:
+        if MESSAGES in record:
+            messages = _messages(record[MESSAGES])
+            if not self._has_template:
+                way_out = f"give {self._task.prompt_key!r} and {self._task.response_key!r}, or another data.tokenizer"
+                raise BadRecordError(f"{MESSAGES!r}: the tokenizer has no chat template to render a chat with", way_out)
+            return self._chat(messages)
+        prompt, response = self._task.pair(record)
+        if self._has_template:
+            return self._chat([{"role": "user", "content": prompt}, {"role": "assistant", "content": response}])
+        return self._plain(prompt, response)
+
+    def _plain(self, prompt: str, response: str) -> Example:
+        asked, answered = self._encode([prompt, response])
+        ids = [*asked, *answered, self._tokenizer.eos_token_id]
+        return _shifted(np.array(ids, dtype=np.int64), np.arange(len(ids)) >= len(asked))
+
+    def _chat(self, messages: list[Message]) -> Example:
+        """The chat as the template renders it; an assistant's part is what the rendering gains by its message."""
+        text = self._rendered(messages)
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                asked = self._rendered(messages[:number], add_generation_prompt=True)
+                answered = self._rendered(messages[: number + 1])
+                if not (text.startswith(answered) and answered.startswith(asked)):
+                    raise BadRecordError(
+                        "the chat template renders a message in another way when others follow it, so that what the "
+                        "assistant says cannot be told apart"
+                    )
+                spans.append((len(asked), len(answered)))
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        begins, ends = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
+        learnt = np.zeros(len(begins), dtype=bool)
+        for begin, end in spans:
+            learnt |= (begins >= begin) & (ends <= end) & (begins < end)
+        return _shifted(np.array(encoded["input_ids"], dtype=np.int64), learnt)
+
+    def _rendered(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # templates raise what they like, for instance for roles that do not alternate
+            raise BadRecordError(f"the chat template does not take the chat: {error}") from error
+        return str(text)
+
+
+def _shifted(ids: np.ndarray, learnt: np.ndarray) -> Example:
+    """n tokens take n - 1 places: the first is only read, the last only predicted."""
+    if not learnt[1:].any():
+        raise BadRecordError("its response is no token: there is nothing to learn")
+    return Example(ids[:-1], np.where(learnt[1:], ids[1:], IGNORED_LABEL))
+
+
+def _messages(value: Any) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise BadRecordError(f"{MESSAGES!r} is not a list of messages")
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise BadRecordError(f"{MESSAGES}[{number}] is not an object with the texts 'role' and 'content'")
+        checked_text(message["content"], f"{MESSAGES}[{number}]")
+    if not any(message["role"] == "assistant" and message["content"] for message in value):
+        raise BadRecordError(f"{MESSAGES!r}: the assistant says nothing, so there is nothing to learn")
+    return value
