@@ -78,9 +78,9 @@ def test_a_killed_worker_ends_the_run_at_once_with_its_lines(number, busy):
 
 def test_an_error_of_a_worker_comes_with_its_own_traceback():
     broken = dataclasses.replace(TASK, tokenizer="{}")
-    with pytest.raises(WorkerError, match=r"worker \d failed, while it had a.txt, line") as caught:
-        with Pool(broken, num_workers=2) as pool:
-            list(pool.encode(chunks(10)))
+    words = r"worker \d failed, while it had a.txt, line"
+    with pytest.raises(WorkerError, match=words) as caught, Pool(broken, num_workers=2) as pool:
+        list(pool.encode(chunks(10)))
     assert "Traceback" in str(caught.value) and "from_str" in str(caught.value)
 
 

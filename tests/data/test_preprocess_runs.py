@@ -439,7 +439,7 @@ def test_the_end_of_document_token_is_one_of_the_tokenizer(bench):
     word_tokenizer(eos=None).save_pretrained(bench.folder / "without")
     with pytest.raises(DataError, match=r"no end-of-text token[^\n]*\n.*eod_token=TOKEN"):
         bench.run("a.txt", tokenizer="without")
-    with pytest.raises(DataError, match="eod_token=<end>: not a token of the tokenizer\n.*<unk>"):
+    with pytest.raises(DataError, match=r"eod_token=<end>: not a token of the tokenizer\n.*<unk>"):
         bench.run("a.txt", tokenizer="without", eod_token="<end>")
     assert bench.left() == []
     assert independent_read(bench.run("a.txt", tokenizer="without", eod_token="nest"))[0] == [[3, 9]]
