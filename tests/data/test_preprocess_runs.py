@@ -2,8 +2,13 @@
 
 import gzip
 import json
+import multiprocessing
 import os
+import random
+import resource
+import signal
 import struct
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +28,7 @@ from gooseslo.data.preprocess.folder import WorkFolder
 from gooseslo.data.preprocess.pool import Pool
 from gooseslo.data.preprocess.work import Chunk
 from gooseslo.data.tokenizer import fingerprint
-from gooseslo.errors import DataError
+from gooseslo.errors import DataError, DataWriteError
 
 
 @pytest.fixture
@@ -462,3 +467,62 @@ def test_a_tokenizer_written_in_python_works_as_well(bench):
             ((_, encoded),) = pool.encode(iter([placed]))
         assert np.frombuffer(encoded.tokens, "<u2").tolist() == [5, 6, 1, *last]
         assert list(encoded.lengths) == [3, len(last)]
+
+
+def test_a_full_disk_is_said_and_can_be_gone_on_from(bench, monkeypatch):
+    monkeypatch.setattr(tokenise, "_JOURNAL_SECONDS", 0.0)
+    write_jsonl(bench.folder / "docs.jsonl", texts(4000))
+    bench.run("docs.jsonl", output="whole")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, before[1]))
+    try:
+        with pytest.raises(DataWriteError) as caught:
+            bench.run("docs.jsonl", chunk_size=100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.exit_code == 1
+    assert str(caught.value).startswith(
+        f"output={bench.folder / 'out'}: cannot be written: File too large\n  make room"
+    )
+    assert bench.left() == [".out.preprocess"] and len(bench.files("whole")[0]) > 200_000
+    bench.run("docs.jsonl", resume=True)
+    assert "going on with out" in bench.said and bench.files() == bench.files("whole")
+
+
+def killed_and_resumed(bench, kills, *, seed):
+    """Kill the process that often at random moments of its work, going on each time; how often it had work left."""
+    documents = texts(1500 * kills, longest=20)
+    write_jsonl(bench.folder / "docs.jsonl", documents)
+    bench.run("docs.jsonl", output="whole")
+    size, draw = len(bench.files("whole")[0]), random.Random(seed)
+    tokens = bench.folder / ".out.preprocess" / "tokens.bin"
+    went_on = 0
+    for part in sorted(draw.uniform(0.05, 0.95) for _ in range(kills)):
+        went_on += (bench.folder / ".out.preprocess" / "journal.json").exists()
+        process = multiprocessing.get_context("fork").Process(
+            target=bench.run, args=("docs.jsonl",), kwargs={"resume": True, "chunk_size": 1, "workers": 2}
+        )
+        process.start()
+        while not tokens.exists() or tokens.stat().st_size < part * size:
+            assert process.is_alive()
+        time.sleep(draw.uniform(0, 0.01))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    bench.run("docs.jsonl", resume=True)
+    assert bench.files() == bench.files("whole")
+    assert bench.left() == ["out.bin", "out.idx", "out.json"]
+    return went_on
+
+
+def test_killed_three_times_and_resumed_it_is_the_same(bench, monkeypatch):
+    monkeypatch.setattr(tokenise, "_JOURNAL_SECONDS", 0.02)
+    assert killed_and_resumed(bench, 3, seed=1) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_killed_twenty_times_and_resumed_it_is_the_same(bench, monkeypatch, seed):
+    monkeypatch.setattr(tokenise, "_JOURNAL_SECONDS", 0.02)
+    assert killed_and_resumed(bench, 20, seed=seed) >= 10
