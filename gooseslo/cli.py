@@ -125,17 +125,17 @@ def preprocess(flags: Flags, args: list[str]) -> int:
         if job.inspect is not None:
             from gooseslo.data.preprocess.inspect import inspect
 
-            inspect(job.inspect, tokenizer=job.tokenizer, base_dir=Path.cwd(), out=sys.stdout)
+            inspect(job.inspect, tokenizer=job.tokenizer, base_dir=Path(), out=sys.stdout)
         elif job.merge is not None:
             from gooseslo.data.preprocess.merge import merge
 
-            merge(job.merge, str(job.output), base_dir=Path.cwd(), out=sys.stdout, err=sys.stderr)
+            merge(job.merge, str(job.output), base_dir=Path(), out=sys.stdout, err=sys.stderr)
         else:
             from gooseslo.data.preprocess.run import Request
             from gooseslo.data.preprocess.run import preprocess as run
 
             keys = {field.name: getattr(job, field.name) for field in dataclasses.fields(Request)}
-            run(Request(**keys), base_dir=Path.cwd(), out=sys.stdout, err=sys.stderr)
+            run(Request(**keys), base_dir=Path(), out=sys.stdout, err=sys.stderr)
     return 0
 
 

@@ -65,7 +65,7 @@ def run(step, folder, cache):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", ["docs/quickstart.md", "docs/debugging.md"])
+@pytest.mark.parametrize("page", ["docs/quickstart.md", "docs/debugging.md", "docs/data.md"])
 def test_a_page_can_be_followed_from_its_top_to_its_end(page, tmp_path):
     for name in ("a.txt", "held-out.txt"):
         (tmp_path / name).write_text("goose honk pond egg reed wing nest\n" * 400, encoding="utf-8")
@@ -81,6 +81,9 @@ def test_a_page_can_be_followed_from_its_top_to_its_end(page, tmp_path):
         outputs.append(done.stdout)
     if page.endswith("quickstart.md"):
         assert "finished already" in outputs[2] and len(list((tmp_path / "runs").iterdir())) == 4
+    elif page.endswith("data.md"):
+        assert "data/both: 450 documents, " in outputs[2] and "goose honk" in outputs[3]
+        assert all((tmp_path / "data" / f"{name}.idx").exists() for name in "abcd")
     else:
         table = [line.split() for line in outputs[2].splitlines()]
         assert [int(step) for step, *_ in table] == [1, 2, 3, 4] and all(float(line[3]) < 1e-10 for line in table)

@@ -21,12 +21,17 @@ SMALLEST_VOCAB_SIZE = 257
 
 
 def load_tokenizer(
-    name_or_folder: str, *, base_dir: Path, key: str = "data.tokenizer", needs_eos: bool = True
+    name_or_folder: str,
+    *,
+    base_dir: Path,
+    key: str = "data.tokenizer",
+    instead: str = "leave the key out for the built-in tokenizer",
+    needs_eos: bool = True,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder (relative to `base_dir`), or of a Hub name whose files are on this machine already.
 
     Nothing is downloaded: without a network the attempt alone takes most of a minute. DataError if there is none.
-    `key` is what the user typed the name for.
+    `key` is what the user typed the name for, `instead` what there is to do without.
     """
     folder = base_dir / name_or_folder
     try:
@@ -39,7 +44,7 @@ def load_tokenizer(
             raise DataError(f"{key}={name_or_folder}: the folder holds no usable tokenizer{reason}") from error
         raise DataError(
             f"{key}={name_or_folder}: neither a folder nor a Hub name whose files are on this machine\n"
-            f"  fetch it once with `hf download {name_or_folder}`, or leave the key out for the built-in tokenizer"
+            f"  fetch it once with `hf download {name_or_folder}`, or {instead}"
         ) from error
     if needs_eos and tokenizer.eos_token_id is None:
         raise DataError(f"{key}={name_or_folder}: it has no end-of-text token (eos_token) to part documents")

@@ -91,7 +91,8 @@ def _lines(stream: Stream, source: Source, chunk_size: int, start: Position) -> 
             chunk = Chunk(kind=source.format, content=content, first_line=position.line, num_lines=num_lines)
             read = end if position.offset == 0 else end - begin  # a byte order mark counts
             position = Position(source=start.source, offset=position.offset + read, line=position.line + num_lines)
-            yield Placed(chunk, source=start.source, name=source.name, end=position, consumed=stream.consumed)
+            consumed = stream.consumed if source.compression else position.offset
+            yield Placed(chunk, source=start.source, name=source.name, end=position, consumed=consumed)
             begin = end
 
 

@@ -76,7 +76,8 @@ class Encoding:
 
 def load(name: str, *, base_dir: Path) -> PreTrainedTokenizerBase:
     """The tokenizer that `tokenizer=` names; DataError if there is none."""
-    return load_tokenizer(name, base_dir=base_dir, key="tokenizer", needs_eos=False)
+    instead = "train one on the input with train_tokenizer=ENTRIES"
+    return load_tokenizer(name, base_dir=base_dir, key="tokenizer", instead=instead, needs_eos=False)
 
 
 def choose_eod(tokenizer: PreTrainedTokenizerBase, *, eod_token: str | None) -> int:

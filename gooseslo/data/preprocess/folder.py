@@ -42,6 +42,8 @@ class Tally:
     rejected: int = 0
     text_bytes: int = 0
     largest_id: int = -1
+    inner_eods: int = 0
+    """End-of-document ids within documents, which a reader would take for their ends."""
     source_documents: list[int] = field(default_factory=list)
     """Documents of each source that has given any."""
 

@@ -25,7 +25,7 @@ FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parq
 """Ending of a file -> its format; all but the last may be compressed."""
 KNOWN_ENDINGS = ".txt, .jsonl, .json (a record a line), these also with .gz or .zst, and .parquet"
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
-_FAULTS_SHOWN = 2
+_FAULTS_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def find_sources(value: Any, *, base_dir: Path, file_format: str | None = None) 
     counts = Counter(source.path for source in sources)
     faults += [f"{path}: named twice\n  each input is read once" for path, count in counts.items() if count > 1]
     if faults:
-        more = f"\ninput: {len(faults) - _FAULTS_SHOWN} more inputs are at fault" if len(faults) > _FAULTS_SHOWN else ""
+        more = f"\ninput: and {len(faults) - _FAULTS_SHOWN} more" if len(faults) > _FAULTS_SHOWN else ""
         raise DataError("\n".join(f"input: {fault}" for fault in faults[:_FAULTS_SHOWN]) + more)
     return sources
 

@@ -8,9 +8,10 @@ from typing import TextIO
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from gooseslo.data.indexed.readers import IndexedReader, open_indexed
+from gooseslo.data.indexed.readers import IndexedReader
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.preprocess import encoding
+from gooseslo.data.preprocess.merge import open_prepared
 from gooseslo.errors import DataError
 
 _DOCUMENTS_SHOWN = 3
@@ -20,10 +21,7 @@ _TOKENS_SHOWN = 120
 def inspect(name: str, *, tokenizer: str | None, base_dir: Path, out: TextIO) -> None:
     """Print what PREFIX holds; documents as ids where no tokenizer is known. DataError if it is not whole."""
     prefix = base_dir / name
-    reader = open_indexed(prefix)
-    sidecar = Sidecar.read(prefix)
-    if sidecar is not None:
-        sidecar.check_counts(prefix, documents=reader.num_documents, tokens=reader.num_tokens)
+    reader, sidecar = open_prepared(prefix, key="inspect")
     decoder, unknown = _decoder(prefix, sidecar, tokenizer, base_dir)
     for label, value in _facts(reader, sidecar):
         out.write(f"{label:<12}{value}\n")

@@ -58,12 +58,20 @@ def merge(names: Sequence[str], output: str, *, base_dir: Path, out: TextIO, err
 
 
 def _open(name: str, base_dir: Path) -> Part:
-    prefix = base_dir / name
-    reader = open_indexed(prefix)
-    sidecar = Sidecar.read(prefix)
-    if sidecar is not None:
-        sidecar.check_counts(prefix, documents=reader.num_documents, tokens=reader.num_tokens)
+    reader, sidecar = open_prepared(base_dir / name, key="merge")
     return Part(name=name, reader=reader, sidecar=sidecar)
+
+
+def open_prepared(prefix: Path, *, key: str) -> tuple[IndexedReader, Sidecar | None]:
+    """A data set and its facts, once they are known to fit each other; DataError with the key that named it."""
+    try:
+        reader = open_indexed(prefix)
+        sidecar = Sidecar.read(prefix)
+        if sidecar is not None:
+            sidecar.check_counts(prefix, documents=reader.num_documents, tokens=reader.num_tokens)
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
+    return reader, sidecar
 
 
 def _common_type(parts: list[Part]) -> str:

@@ -33,6 +33,7 @@ class ProgressReport:
         self._documents_per_line = documents_per_line
         self._began = self._last = clock()
         self._first: tuple[int, int, int, int] | None = None
+        self._latest: tuple[tuple[int, int, int, int], float] | None = None
         self._last_documents = 0
         self._bar = _bar(stream, title) if stream.isatty() else None
 
@@ -46,6 +47,8 @@ class ProgressReport:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            if error is None and self._latest is not None:
+                self._show(*self._latest)
             self._bar.stop()
 
     def line(self, text: str) -> None:
@@ -56,20 +59,22 @@ class ProgressReport:
             self._stream.write(text + "\n")
             self._stream.flush()
 
-    def update(self, done_bytes: int, tally: Tally, *, force: bool = False) -> None:
+    def update(self, done_bytes: int, tally: Tally) -> None:
         """Show how far it is, if it is time to."""
         now = self._clock()
         state = (done_bytes, tally.text_bytes, tally.documents, tally.tokens)
-        if self._first is None:
-            self._first = state
-        if not (force or self._is_due(now, tally.documents)):
-            return
-        self._last, self._last_documents = now, tally.documents
+        self._first = self._first or state
+        self._latest = (state, now)
+        if self._is_due(now, tally.documents):
+            self._last, self._last_documents = now, tally.documents
+            self._show(state, now)
+
+    def _show(self, state: tuple[int, int, int, int], now: float) -> None:
         rest = self._words(state, max(now - self._began, 1e-9))
         if self._bar is not None:
-            self._bar.update(self._task, completed=done_bytes, rest=rest)
+            self._bar.update(self._task, completed=state[0], rest=rest)
         else:
-            part = f"{done_bytes / self._total:4.0%}  " if self._total else ""
+            part = f"{state[0] / self._total:4.0%}  " if self._total else ""
             self.line(f"{self._title}  {part}{rest}")
 
     def _is_due(self, now: float, documents: int) -> bool:

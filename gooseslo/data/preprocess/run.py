@@ -133,6 +133,8 @@ class _Run:
                 self._say(f"removing what an earlier, unfinished run left in {folder.path.name}")
             folder.clear()
             self._journal = Journal(identity=identity)
+        if self._journal.finished:  # what is left to be done asks for no tokenizer; a trained one may have its name
+            return
         if tokenizer is None:
             tokenizer = self._trained_tokenizer()
         self._encoding = Encoding(
@@ -159,7 +161,8 @@ class _Run:
         )
         title = Path(self._request.output).name
         with ProgressReport(self._err, title=title, total_bytes=total or None) as progress:
-            progress.line(f"{title}: {tokeniser.num_workers} worker processes, {total / 1e6:,.1f} MB to read")
+            workers = f"{tokeniser.num_workers} worker process" + "es" * (tokeniser.num_workers > 1)
+            progress.line(f"{title}: {workers}" + (f", {total / 1e6:,.1f} MB to read" if total else ""))
             chunks = read_chunks(self._sources, self._options, self._journal.position)
             self._journal = tokeniser.run(
                 chunks,

@@ -38,7 +38,7 @@ class Stream:
                     continue
                 yield block[skip:] if skip else block
                 skip = 0
-        except (EOFError, zlib.error, zstandard.ZstdError) as error:
+        except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
             raise OSError(f"the compressed data is damaged or cut short ({error})") from error
         finally:
             if self._file is not sys.stdin.buffer:

@@ -21,5 +21,7 @@ def summary_lines(output: str, prefix: Path, journal: Journal, rejected: list[st
         lines += [f"  {each}" for each in rejected]
         more = tally.rejected - len(rejected)
         lines += [f"  and {more:,} more, all in {rejected_path(prefix).name}"] if more > 0 else []
+    if tally.inner_eods:
+        lines.append(f"  note: {tally.inner_eods:,} end-of-document ids stand within documents, whose text spells them")
     folder = Path(output).parent
     return [*lines, "  " + "  ".join(shlex.quote(str(folder / path.name)) for path in existing_output(prefix))]

@@ -79,7 +79,6 @@ class Encoded:
 
     tokens: bytes
     lengths: array.array[int]
-    largest_id: int = -1
     num_empty: int = 0
     num_text_bytes: int = 0
     rejected: list[Rejected] = field(default_factory=list)
@@ -91,20 +90,18 @@ def encode_chunk(chunk: Chunk, task: Task, encoder: Encoder) -> Encoded:
     tokens = array.array(TYPE_CODES[task.dtype])
     lengths = array.array("i")
     eod = [] if task.eod_token_id is None or chunk.kind == "piece" else [task.eod_token_id]
-    largest, num_empty = -1, 0
+    num_empty = 0
     for ids in encoder(texts):
         if not ids:
             num_empty += 1
             continue
         ids += eod
-        largest = max(largest, max(ids))
         # By an array of its own: extending one by a list takes twice as long.
         tokens += array.array(tokens.typecode, ids)
         lengths.append(len(ids))
     return Encoded(
         tokens=tokens.tobytes(),
         lengths=lengths,
-        largest_id=largest,
         num_empty=num_empty,
         num_text_bytes=sum(len(text.encode()) for text in texts),
         rejected=rejected,

@@ -104,18 +104,19 @@ class TokenWriter:
         self._files["tokens"].append(encoded.tokens)
         self._files["lengths"].append(encoded.lengths.tobytes())
         self.tally.empty += encoded.num_empty
-        self._count(placed.source, len(encoded.lengths), sum(encoded.lengths), encoded.largest_id)
+        self._count_documents(placed.source, len(encoded.lengths))
+        self._count_tokens(self._facts(encoded.tokens))
 
     def _add_piece(self, placed: Placed, encoded: Encoded) -> None:
         tokens = self._files["tokens"]
         if self._document_start is None:
-            self._document_start, self._drops_document, self._largest_id = tokens.size, False, -1
+            self._document_start, self._drops_document, self._piece_facts = tokens.size, False, []
         if encoded.rejected:
             self._drops_document = True
             tokens.cut(self._document_start)
         if not self._drops_document:
             tokens.append(encoded.tokens)
-            self._largest_id = max(self._largest_id, encoded.largest_id)
+            self._piece_facts.append(self._facts(encoded.tokens))
         if placed.chunk.ends_document:
             self._end_document(placed)
 
@@ -128,19 +129,31 @@ class TokenWriter:
             if length > _LARGEST_LENGTH:
                 raise DataError(f"input: {placed.name}: a document of {length} tokens; {_LARGEST_LENGTH} is the most")
             self._files["lengths"].append(np.array([length], "<i4").tobytes())
-            largest = max(self._largest_id, -1 if self._eod_token_id is None else self._eod_token_id)
-            self._count(placed.source, 1, length, largest)
+            for facts in [*self._piece_facts, self._facts(self._eod)]:
+                self._count_tokens(facts)
+            self._count_documents(placed.source, 1)
         elif not self._drops_document:
             self.tally.empty += 1
         self._document_start = None
 
-    def _count(self, source: int, documents: int, tokens: int, largest_id: int) -> None:
+    def _count_documents(self, source: int, documents: int) -> None:
         tally = self.tally
         tally.documents += documents
-        tally.tokens += tokens
-        tally.largest_id = max(tally.largest_id, largest_id)
         tally.source_documents += [0] * (source + 1 - len(tally.source_documents))
         tally.source_documents[source] += documents
+        tally.inner_eods -= documents if self._eod else 0
+
+    def _facts(self, tokens: bytes) -> tuple[int, int, int]:
+        """Number of ids, the largest of them, and how many of them end a document."""
+        ids = np.frombuffer(tokens, self._dtype)
+        num_eods = 0 if self._eod_token_id is None else int(np.count_nonzero(ids == self._eod_token_id))
+        return len(ids), int(ids.max()) if len(ids) else -1, num_eods
+
+    def _count_tokens(self, facts: tuple[int, int, int]) -> None:
+        num_ids, largest, num_eods = facts
+        self.tally.tokens += num_ids
+        self.tally.largest_id = max(self.tally.largest_id, largest)
+        self.tally.inner_eods += num_eods
 
     def _keep(self, name: str, rejected: list[Rejected]) -> None:
         self.tally.rejected += len(rejected)

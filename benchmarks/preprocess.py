@@ -1,0 +1,232 @@
+"""How fast `gooseslo preprocess` is, and how much memory it takes, beside what it could be held against.
+
+    python benchmarks/preprocess.py [--megabytes 80] [--rounds 3]     speed, as ratios within one run
+    python benchmarks/preprocess.py --memory --megabytes 2000         memory of the parent and of each worker
+
+The text is the standard library's, each repetition with other words in it, so that no cache of words serves twice; the
+tokenizer is a byte-level BPE trained on the library. Rounds alternate between the candidates; each takes its best.
+
+- raw: `encode_batch_fast` of the `tokenizers` library on all cores, documents in memory, batches of 1,000, ids unread;
+- ours: the command, from its start to the renamed files, and the part of it that tokenises;
+- one by one: as Megatron's tool works: a pool of processes, `imap` with chunks, a document a call, ids to int32.
+
+What was tried and is not in the code (2 cores, 80 MB):
+
+(filled in below)
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from gooseslo.data.stdlib_corpus import StdlibCorpus
+from gooseslo.data.tokenizer import train_tokenizer
+
+VOCAB_SIZE = 16_000
+ROOT = Path(__file__).parents[1]
+
+
+def documents(megabytes: float) -> Iterator[str]:
+    """Texts of the library over and over; in each repetition one word in eight is another."""
+    texts = [piece.text for piece in StdlibCorpus().pieces("train")]
+    size = 0
+    for repetition in range(10**6):
+        for text in texts:
+            changed = re.sub(r"[A-Za-z]{4,}", lambda match: varied(match[0], repetition), text)  # noqa: B023
+            size += len(changed.encode())
+            yield changed
+            if size >= megabytes * 1e6:
+                return
+
+
+def varied(word: str, repetition: int) -> str:
+    """The word, or with its letters turned round by an amount of its own."""
+    digest = hashlib.blake2b(f"{repetition} {word}".encode(), digest_size=2).digest()
+    if repetition == 0 or digest[0] % 8:
+        return word
+    turn = 1 + digest[1] % (len(word) - 1)
+    return word[turn:] + word[:turn]
+
+
+def prepare(folder: Path, megabytes: float) -> None:
+    tokenizer = train_tokenizer((piece.text for piece in StdlibCorpus().pieces("train")), vocab_size=VOCAB_SIZE)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    with (folder / "text.jsonl").open("w", encoding="utf-8") as file:
+        for text in documents(megabytes):
+            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+
+
+def raw(folder: Path) -> float:
+    """Seconds of the library alone, in this process."""
+    with (folder / "text.jsonl").open(encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    begin = time.perf_counter()
+    for start in range(0, len(texts), 1000):
+        tokenizer.encode_batch_fast(texts[start : start + 1000], add_special_tokens=False)
+    return time.perf_counter() - begin
+
+
+_encoder: Tokenizer
+
+
+def _load(path: str) -> None:
+    global _encoder
+    _encoder = Tokenizer.from_file(path)
+
+
+def _encode(line: str) -> list[int]:
+    return [*_encoder.encode(json.loads(line)["text"], add_special_tokens=False).ids, 0]
+
+
+def one_by_one(folder: Path) -> float:
+    """Seconds of a tool as Megatron's."""
+    begin = time.perf_counter()
+    path = str(folder / "tokenizer" / "tokenizer.json")
+    lengths = []
+    with (
+        multiprocessing.get_context("spawn").Pool(cores(), _load, (path,)) as pool,
+        (folder / "text.jsonl").open(encoding="utf-8") as file,
+        (folder / "one.bin").open("wb") as output,
+    ):
+        for ids in pool.imap(_encode, file, 32):
+            array = np.array(ids, dtype=np.int32)
+            output.write(array.tobytes(order="C"))
+            lengths.append(array.size)
+    return time.perf_counter() - begin
+
+
+def command(folder: Path) -> list[str]:
+    args = ["input=text.jsonl", "output=ours", "tokenizer=tokenizer", f"workers={cores()}", "chunk_size=1024"]
+    return [sys.executable, "-m", "gooseslo", "preprocess", *args]
+
+
+def ours(folder: Path) -> tuple[float, float]:
+    """Seconds of the command, and of its tokenising: from the first worker's start to the last byte on the disk."""
+    for path in folder.glob("ours.*"):
+        path.unlink()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    begin = time.perf_counter()
+    process = subprocess.Popen(command(folder), cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    started = 0.0
+    for line in process.stderr:
+        started = started or ("worker process" in line) * time.perf_counter()
+    assert process.wait() == 0
+    end = time.perf_counter()
+    return end - begin, end - started
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def in_a_process(name: str, folder: Path) -> float:
+    """The seconds that a candidate takes in a fresh process."""
+    call = [sys.executable, __file__, "--candidate", name, "--folder", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "true"}
+    return float(subprocess.run(call, capture_output=True, check=True, text=True, env=environment).stdout)
+
+
+def speed(folder: Path, rounds: int) -> None:
+    size = sum(len(json.loads(line)["text"].encode()) for line in (folder / "text.jsonl").open(encoding="utf-8"))
+    taken: dict[str, list[float]] = {"raw": [], "ours": [], "ours, tokenising": [], "one by one": []}
+    for _ in range(rounds):
+        taken["raw"].append(in_a_process("raw", folder))
+        whole, tokenising = ours(folder)
+        taken["ours"].append(whole)
+        taken["ours, tokenising"].append(tokenising)
+        taken["one by one"].append(in_a_process("one_by_one", folder))
+    best = {name: min(times) for name, times in taken.items()}
+    for name, seconds in best.items():
+        ratios = f"{best['raw'] / seconds:.2f} of raw, {best['one by one'] / seconds:.2f} of one by one"
+        say(f"{name:<18}{seconds:7.1f} s  {size / seconds / 1e6:6.1f} MB/s   {ratios}")
+
+
+def memory(folder: Path) -> None:
+    """Largest resident memory of the parent and of the workers, less what they have before the first chunk."""
+    for path in folder.glob("ours.*"):
+        path.unlink()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command(folder), cwd=folder, env=environment)
+    peak: dict[int, float] = {}
+    while process.poll() is None:
+        for pid in [process.pid, *children(process.pid)]:
+            peak[pid] = max(peak.get(pid, 0.0), resident(pid))
+        time.sleep(0.05)
+    begun = float(subprocess.run(baseline(folder), capture_output=True, check=True, text=True).stdout)
+    say(f"parent: {peak.pop(process.pid):.0f} MB at most; imports and the tokenizer alone: {begun:.0f} MB")
+    say("workers: " + ", ".join(f"{megabytes:.0f} MB" for megabytes in peak.values()))
+
+
+def baseline(folder: Path) -> list[str]:
+    code = f"""
+import resource, gooseslo.data.preprocess.run
+from gooseslo.data.preprocess import encoding
+tokenizer = encoding.load({str(folder / "tokenizer")!r}, base_dir=__import__("pathlib").Path())
+encoding.fingerprint(tokenizer)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+    return [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n{code}"]
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def resident(pid: int) -> float:
+    """Megabytes; 0 for a process that has gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
+    except OSError:
+        return 0.0
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=80)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", action="store_true", help="memory in place of speed")
+    parser.add_argument("--folder", type=Path, help="where the text is, or is made and kept; default: a temporary one")
+    parser.add_argument("--candidate", choices=["raw", "one_by_one"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.candidate:
+        say(str(globals()[args.candidate](args.folder)))
+        return
+    folder = args.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if not (folder / "text.jsonl").exists():
+            prepare(folder, args.megabytes)
+        memory(folder) if args.memory else speed(folder, args.rounds)
+    finally:
+        if args.folder is None:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What `input=` names, and that everything unusable is refused at once, by its name."""
+
+import gzip
+import io
+import json
+import os
+import sys
+
+import pytest
+
+from gooseslo.data.preprocess.inputs import find_sources
+from gooseslo.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "below" / "deeper").mkdir(parents=True)
+    for name in ("b.txt", "a.JSONL", "c.jsonl.gz", "below/z.txt", "below/deeper/y.json", "below/.hidden.txt", "n.md"):
+        text = b'{"text": "goose"}\n'
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    return tmp_path
+
+
+def names(value, folder, **options):
+    return [source.name for source in find_sources(value, base_dir=folder, **options)]
+
+
+def test_names_in_their_order(folder):
+    assert names("b.txt", folder) == ["b.txt"]
+    assert names(["n.md", "b.txt"], folder, file_format="txt") == ["n.md", "b.txt"]
+    assert names(["b.txt", "below"], folder) == ["b.txt", "below/z.txt", "below/deeper/y.json"]
+    assert names("*.[Jtj]*", folder) == ["a.JSONL", "b.txt", "c.jsonl.gz"]
+    assert names("**/*.txt", folder) == ["b.txt", "below/z.txt"]
+    assert names(str(folder / "below"), folder) == [str(folder / "below" / part) for part in ("z.txt", "deeper/y.json")]
+    found = find_sources(".", base_dir=folder)
+    assert [(source.name, source.format, source.compression) for source in found] == [
+        ("a.JSONL", "jsonl", ""),
+        ("b.txt", "txt", ""),
+        ("c.jsonl.gz", "jsonl", "gz"),
+        ("below/z.txt", "txt", ""),
+        ("below/deeper/y.json", "jsonl", ""),
+    ]
+    assert found[1].num_bytes == 18
+
+
+def test_a_name_with_magic_that_exists_is_a_name(folder):
+    (folder / "a[1].txt").write_text("goose")
+    assert names("a[1].txt", folder) == ["a[1].txt"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("absent.txt", "absent.txt: no such file"),
+        ("empty.txt", "empty.txt: the file is empty"),
+        ("empty.txt.gz", "empty.txt.gz: the file is empty"),
+        ("not.txt.gz", "not.txt.gz: cannot be read: the compressed data is damaged"),
+        ("not.txt.zst", "not.txt.zst: cannot be read: the compressed data is damaged"),
+        ("n.md", "n.md: the ending is not known\n  known: .txt"),
+        ("bare", "bare: the ending is not known"),
+        ("nothing", "nothing: no file of a known ending in this folder\n  known: .txt"),
+        ("*.csv", "*.csv: no file fits this pattern"),
+        ("pipe.txt", "pipe.txt: not a file"),
+        ([], "an empty list"),
+        (["b.txt", "b.txt"], "b.txt: named twice"),
+        (["b.txt", "*.txt"], "named twice"),
+        ("dict", "dict: a data set of several splits\n  name one: dict/train, dict/valid"),
+        ("set", "set: a damaged data-set folder"),
+        (["absent.txt", "b.txt", "n.md"], "input: absent.txt: no such file\ninput: n.md: the ending"),
+        ([f"{number}.txt" for number in range(9)], "input: 3.txt: no such file\ninput: and 5 more"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used(folder, value, words):
+    (folder / "empty.txt").touch()
+    (folder / "empty.txt.gz").write_bytes(gzip.compress(b""))
+    (folder / "not.txt.gz").write_text("goose")
+    (folder / "not.txt.zst").write_text("goose")
+    (folder / "bare").write_text("goose")
+    (folder / "nothing").mkdir()
+    (folder / "nothing" / "n.md").write_text("goose")
+    os.mkfifo(folder / "pipe.txt")
+    for split in ("train", "valid"):
+        (folder / "dict" / split).mkdir(parents=True)
+        (folder / "dict" / split / "state.json").write_text("{}")
+    (folder / "dict" / "dataset_dict.json").write_text("{}")
+    (folder / "set").mkdir()
+    (folder / "set" / "state.json").write_text(json.dumps({"_data_files": [{"filename": "gone.arrow"}]}))
+    if "*.txt" in value:
+        (folder / "empty.txt").unlink()
+        (folder / "pipe.txt").unlink()
+    with pytest.raises(DataError) as caught:
+        find_sources(value, base_dir=folder)
+    assert words in str(caught.value) and str(caught.value).startswith("input: ")
+    assert len(str(caught.value).splitlines()) <= 6
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "kind"),
+    [
+        (b'{"text": "goose"}\n', None, ("jsonl", "")),
+        (b'\xef\xbb\xbf \n{"text": "goose"}\n', None, ("jsonl", "")),
+        (b"goose honk\n", None, ("txt", "")),
+        (b"{goose}\n", "txt", ("txt", "")),
+        (gzip.compress(b"goose"), "txt", ("txt", "gz")),
+        (gzip.compress(b"goose"), None, "say what it holds: format=txt"),
+        (b"", None, "standard input is empty"),
+    ],
+)
+def test_standard_input_shows_what_it_is(tmp_path, monkeypatch, data, given, kind):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    if isinstance(kind, str):
+        with pytest.raises(DataError, match=kind):
+            find_sources("-", base_dir=tmp_path, file_format=given)
+        return
+    (source,) = find_sources("-", base_dir=tmp_path, file_format=given)
+    assert (source.format, source.compression) == kind
+    assert sys.stdin.buffer.read() == data
