@@ -43,17 +43,24 @@ def staged_folder(final: Path) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the content of `path` in one step."""
-    staging = path.parent / f".{path.name}.tmp-{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
+@contextmanager
+def staged_file(final: Path) -> Iterator[Path]:
+    """A file to write; it replaces `final` in one step when the block ends, and is removed when it fails."""
+    staging = final.parent / f".{final.name}.tmp-{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
     try:
-        staging.write_text(text, encoding="utf-8")
+        yield staging
         flush(staging)
-        os.replace(staging, path)
+        os.replace(staging, final)
     except BaseException:
         staging.unlink(missing_ok=True)
         raise
-    flush(path.parent)
+    flush(final.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the content of `path` in one step."""
+    with staged_file(path) as staging:
+        staging.write_text(text, encoding="utf-8")
 
 
 def remove_stale(parent: Path) -> None:

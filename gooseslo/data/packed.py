@@ -7,22 +7,26 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 
+from gooseslo.data.sample import Sample, cut_sample
 from gooseslo.errors import DataError
 
 
 class Dataset(Protocol):
-    """Samples by number; each has one token more than the model reads, so that its last input has a label too."""
+    """Samples by number, all of one length.
+
+    Numbers go on over epochs: `number // num_samples` is the epoch.
+    """
 
     @property
-    def num_samples(self) -> int: ...
+    def num_samples(self) -> int:
+        """Of an epoch."""
 
     @property
     def sequence_length(self) -> int: ...
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """int64 [sequence_length + 1]."""
+    def sample(self, number: int) -> Sample:
+        """What the model reads and is to predict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +46,11 @@ class TokenFile:
 class PackedDataset:
     """Sample i is tokens[i S : i S + S + 1], so that every token but the first is predicted once an epoch.
 
-    The tail that fills no sample is dropped. DataError if there is no sample at all.
+    The tail that fills no sample is dropped. Every epoch has the same samples. DataError if there is none at all.
     """
 
     def __init__(self, tokens: np.ndarray, sequence_length: int, *, split: str = "train"):
-        self.tokens = tokens
+        self._tokens = tokens
         self.sequence_length = sequence_length
         self.num_samples = (len(tokens) - 1) // sequence_length
         if self.num_samples < 1:
@@ -61,16 +65,17 @@ class PackedDataset:
         tokens = np.memmap(file.path, dtype=file.dtype, mode="r", shape=(file.num_tokens,))
         return cls(tokens, sequence_length, split=split)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """int64 [sequence_length + 1]."""
-        if not 0 <= index < self.num_samples:
-            raise IndexError(index)
-        start = index * self.sequence_length
-        return torch.from_numpy(self.tokens[start : start + self.sequence_length + 1].astype(np.int64))
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def sample(self, number: int) -> Sample:
+        """Of any epoch."""
+        start = number % self.num_samples * self.sequence_length
+        return cut_sample(self._tokens[start : start + self.sequence_length + 1])
 
 
 class SyntheticDataset:
-    """Uniform random tokens; a sample depends on the seed and its number alone."""
+    """Uniform random tokens; a sample depends on the seed and its number in the epoch alone."""
 
     def __init__(self, *, seed: int, vocab_size: int, num_samples: int, sequence_length: int):
         self.num_samples = num_samples
@@ -78,12 +83,13 @@ class SyntheticDataset:
         self._seed = seed
         self._vocab_size = vocab_size
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """int64 [sequence_length + 1]."""
-        if not 0 <= index < self.num_samples:
-            raise IndexError(index)
-        raw = random_words((1, self._seed, index), self.sequence_length + 1)
-        return torch.from_numpy((raw % np.uint64(self._vocab_size)).astype(np.int64))
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def sample(self, number: int) -> Sample:
+        """Of any epoch."""
+        raw = random_words((1, self._seed, number % self.num_samples), self.sequence_length + 1)
+        return cut_sample(raw % np.uint64(self._vocab_size))
 
 
 def random_words(key: tuple[int, ...], count: int) -> np.ndarray:

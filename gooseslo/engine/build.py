@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gooseslo.data.loader import EvalLoader, TrainLoader
-from gooseslo.data.order import SampleOrder
+from gooseslo.data.order import training_order
 from gooseslo.engine.checkpoint.folders import Retention, read_state
 from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
@@ -84,11 +84,12 @@ def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tup
     dataset = data.dataset("train", train.sequence_length)
     train_loader = TrainLoader(
         dataset,
-        SampleOrder(num_samples=dataset.num_samples, seed=job.run.seed),
+        training_order(dataset, seed=job.run.seed),
         global_batch_size=train.global_batch_size,
         micro_batch_size=train.micro_batch_size,
         dp_rank=context.at.dp,
         dp_size=topology.dp,
+        workers=job.data.workers,
     )
     if "valid" not in data.splits or train.eval_batches == 0:
         return train_loader, None

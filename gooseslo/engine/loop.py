@@ -92,6 +92,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             for observer in self.observers:
                 stack.callback(observer.close)
+            stack.callback(self.train_loader.close)
             position = self._fit(position)
             self._part(self.stop_signal)
             return position
@@ -126,7 +127,9 @@ class Trainer:
         waited = time.perf_counter() - began
         lr = self.lr_at(position.updates)
         set_lr(self.optimizer, lr)
-        result = self.train_step(batch.input_ids, batch.labels, step=position.step, update=self.optimizer.step)
+        result = self.train_step(
+            batch.input_ids, batch.labels, batch.position_ids, step=position.step, update=self.optimizer.step
+        )
         seconds = time.perf_counter() - began
         position = replace(
             position,
@@ -164,7 +167,7 @@ class Trainer:
         """Mean loss over the split's predicted tokens, each sample once; a signal ends it without a result."""
         total, num_tokens = 0.0, 0
         for batch in loader:
-            loss, count = self.train_step.evaluate(batch.input_ids, batch.labels)
+            loss, count = self.train_step.evaluate(batch.input_ids, batch.labels, batch.position_ids)
             total, num_tokens = total + loss, num_tokens + count
             self._look_for_a_signal()
             if self.stop_signal:

@@ -152,7 +152,9 @@ class FusionConfig:
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     name: str = "stdlib"
-    """stdlib, text or synthetic; the same as data=NAME."""
+    """stdlib, text, indexed or synthetic; the same as data=NAME."""
+    workers: int = 1
+    """Threads of a rank that read the next batches while a step computes; 0: each step reads its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +185,23 @@ class TextDataConfig(DataConfig):
     """Like train; evaluated during training."""
     test: Any = None
     """Like train; never trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedDataConfig(DataConfig):
+    """Tokenised files, PREFIX.bin and PREFIX.idx: of `gooseslo preprocess`, Megatron-LM, GPT-NeoX or OSLO."""
+
+    name: str = "indexed"
+    train: Any = None
+    """A PREFIX, or a list of them or of {path, weight, start, end}: weights for all or none (by size)."""
+    valid: Any = None
+    """Like train; evaluated during training."""
+    test: Any = None
+    """Like train; never trained on."""
+    tokenizer: str | None = None
+    """Name or folder of the tokenizer that made the tokens; null: the one that PREFIX.json names, if it is here."""
+    reader: str = "mmap"
+    """mmap, lazy (reads what is asked for) or cached (all of it in memory)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "zero.stage": Bound("must be 0, the only stage there is", lambda value: value == 0),
     "data.vocab_size": at_least(1),
     "data.samples": at_least(1),
+    "data.workers": at_least(0),
     "checkpoint.every": at_least(0),
     "checkpoint.keep": at_least(0),
     "checkpoint.keep_every": at_least(0),
@@ -73,6 +74,7 @@ TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "parallel.schedule": ("auto", "gpipe", "1f1b"),
     "train.precision": ("auto", "fp32", "bf16", "fp64"),
     "train.bf16_mode": ("master", "autocast"),
+    "data.reader": ("mmap", "lazy", "cached"),
     "logging.wandb.mode": ("off", "offline", "online"),
     "device": ("auto", "cuda", "cpu"),
 }

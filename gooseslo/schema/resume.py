@@ -24,6 +24,9 @@ FIXED = (
 )
 """Keys and whole groups that decide what the run computes; everything else (layout, logging, ...) may change."""
 
+FREE = ("data.workers", "data.reader")
+"""Keys of fixed groups that decide only how the same samples are read."""
+
 WHOLE = ("optimizer.groups",)
 """Keys whose value is a mapping of names that are no keys."""
 
@@ -37,7 +40,7 @@ def check_resume(old: Mapping[str, Any], new: TrainJob) -> list[Fault]:
     defaults = dict(_leaves(dataclasses.asdict(_with_defaults(new))))
     faults = []
     for key in dict.fromkeys([*after, *before]):
-        if not any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED):
+        if key in FREE or not any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED):
             continue
         was, value = before.get(key, defaults.get(key)), after.get(key)
         if was == value or (key == "train.steps" and _may_grow(was, value, new)):

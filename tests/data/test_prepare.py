@@ -171,7 +171,7 @@ def _worker(prepared, queue):
     num_ids = len(tokenizer(["goose"] * 200)["input_ids"])
     weight = torch.randn(512, 512, requires_grad=True)
     (weight @ weight).sum().backward()
-    queue.put((num_ids, prepared.dataset("train", 16)[0].shape[0]))
+    queue.put((num_ids, len(prepared.dataset("train", 16).sample(0).labels)))
 
 
 def test_workers_forked_after_it_tokenise_and_compute(text_dir):
@@ -184,7 +184,7 @@ def test_workers_forked_after_it_tokenise_and_compute(text_dir):
     process.join(5)
     if process.is_alive():
         process.kill()
-    assert process.exitcode == 0 and queue.get() == (200, 17)
+    assert process.exitcode == 0 and queue.get() == (200, 16)
 
 
 def test_dataset_of_a_split(text_dir):

@@ -29,14 +29,14 @@ class FakeStep:
     def __init__(self, bad=()):
         self.bad, self.seen, self.evaluated = set(bad), [], 0
 
-    def __call__(self, input_ids, labels, *, step, update):
+    def __call__(self, input_ids, labels, position_ids, *, step, update):
         skipped = step in self.bad
         self.seen.append((step, int(input_ids[0, 0])))
         if not skipped:
             update()
         return StepResult(loss=2.0, grad_norm=math.nan if skipped else 1.0, num_tokens=8, skipped=skipped)
 
-    def evaluate(self, input_ids, labels):
+    def evaluate(self, input_ids, labels, position_ids):
         self.evaluated += 1
         return 6.0, 4
 
@@ -44,9 +44,16 @@ class FakeStep:
         return [0.25, 0.5]
 
 
+def batch_of(input_ids, labels=None):
+    return SimpleNamespace(input_ids=input_ids, labels=labels, position_ids=None)
+
+
 class Loader(SimpleNamespace):
     def batch(self, consumed):
-        return SimpleNamespace(input_ids=torch.full((2, 4), consumed), labels=None)
+        return batch_of(torch.full((2, 4), consumed))
+
+    def close(self):
+        pass
 
 
 def trainer(
@@ -61,7 +68,7 @@ def trainer(
         events.append((record["kind"], record["step"], record.get("skipped"), record.get("loss")))
 
     observe.close = lambda: events.append("closed")
-    batch = SimpleNamespace(input_ids=torch.zeros(2, 4), labels=None)
+    batch = batch_of(torch.zeros(2, 4))
     evaluation = type("Evaluation", (), {"num_samples": 4, "__iter__": lambda self: iter([batch, batch])})()
     made = Trainer(
         train_step=step,
@@ -293,9 +300,7 @@ def utilisation(rank, world_size, seconds, samples):
         train_step=step,
         optimizer=torch.optim.SGD(step.model.parameters().values(), lr=0.1),
         lr_at=lambda updates: 0.1,
-        train_loader=SimpleNamespace(
-            global_batch_size=case.samples, batch=lambda consumed: SimpleNamespace(input_ids=ids, labels=labels)
-        ),
+        train_loader=SimpleNamespace(global_batch_size=case.samples, batch=lambda consumed: batch_of(ids, labels)),
         eval_loader=None,
         settings=LoopSettings(last_step=1, eval_every=0, save_every=0, save_at_end=False, max_skipped_steps=10),
         save=lambda position: None,

@@ -63,9 +63,10 @@ def plain_loss(num_samples):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(step.model.parameters()[name])
-        tokens = torch.stack([dataset(num_samples)[index] for index in range(num_samples)]).long()
-        logits = model.eval()(input_ids=tokens[:, :-1], use_cache=False).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
+        samples = [dataset(num_samples).sample(index) for index in range(num_samples)]
+        input_ids, labels = (torch.from_numpy(np.stack(part)) for part in list(zip(*samples))[:2])
+        logits = model.eval()(input_ids=input_ids, use_cache=False).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
 
 
 @pytest.mark.parametrize("layout", [{}, {"pp": 2}, {"dp": 2}, {"tp": 2, "pp": 2}, {"pp": 2, "dp": 2}])

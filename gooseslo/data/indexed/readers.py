@@ -6,6 +6,7 @@ for: for file systems on which mapping is slow. `cached` reads everything at ope
 
 from __future__ import annotations
 
+import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -101,11 +102,22 @@ class IndexedReader(ABC):
 
 
 class MmapReader(IndexedReader):
+    """Samples are read in a shuffled order: reading ahead of them would bring in many times what is used."""
+
     def _open(self) -> None:
-        empty = np.empty(0, dtype=self.dtype)  # which cannot be mapped
-        self._tokens = np.memmap(self._path, dtype=self.dtype, mode="r") if self.num_tokens else empty
+        self._map: mmap.mmap | None = None
+        self._tokens = np.empty(0, dtype=self.dtype)
+        if self.num_tokens:  # an empty file cannot be mapped
+            with self._path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map.madvise(mmap.MADV_RANDOM)
+            self._tokens = np.frombuffer(self._map, dtype=self.dtype)
 
     def _read(self, start: int, count: int) -> np.ndarray:
+        num_bytes = count * self.dtype.itemsize
+        if num_bytes > mmap.PAGESIZE and self._map is not None:  # all of it at once, not page by page
+            begin = start * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, begin, num_bytes)
         return self._tokens[start : start + count]
 
 

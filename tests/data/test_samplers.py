@@ -1,0 +1,97 @@
+"""Samplers for one's own loop: the same indices on all replicas, each index once, a new order every pass."""
+
+from itertools import chain
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+from gooseslo.data import DistributedProxySampler, InfiniteDataLoader
+from gooseslo.errors import DataError
+
+
+def passes(replicas, *, sampler=None, num=6, epochs=3, **options):
+    """[epoch][rank]: the indices."""
+    found = []
+    for epoch in range(epochs):
+        of_epoch = []
+        for rank in range(replicas):
+            torch.manual_seed(1000 * epoch + rank)  # ranks' global generators need not agree
+            proxy = DistributedProxySampler(sampler or SequentialSampler(range(num)), replicas, rank, **options)
+            proxy.set_epoch(epoch)
+            of_epoch.append(list(proxy))
+            assert len(of_epoch[-1]) == len(proxy)
+        found.append(of_epoch)
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_each_epoch_is_a_permutation_in_disjoint_parts(replicas):
+    epochs = passes(replicas)
+    assert all(sorted(chain(*ranks)) == list(range(6)) for ranks in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert passes(replicas) == epochs and passes(replicas, seed=1) != epochs
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler(range(12)), WeightedRandomSampler([1.0] * 12, 12, replacement=False)]
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_sampler_that_draws_gives_all_replicas_the_same(sampler, shuffle):
+    """Else replicas would share some indices and miss others."""
+    epochs = passes(3, sampler=sampler, shuffle=shuffle)
+    assert all(sorted(chain(*ranks)) == list(range(12)) for ranks in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_it_leaves_torchs_generator_as_it_was():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    list(DistributedProxySampler(RandomSampler(range(9)), 2, 0))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_an_order_is_kept_without_shuffle_and_uneven_ends_are_filled_or_dropped():
+    assert passes(2, num=5, shuffle=False, epochs=1) == [[[0, 2, 4], [1, 3, 0]]]
+    assert passes(2, num=5, shuffle=False, drop_last=True, epochs=1) == [[[0, 2], [1, 3]]]
+    assert passes(4, num=1, epochs=1) == [[[0]] * 4]
+    assert passes(2, num=0, epochs=1) == [[[], []]]
+    assert list(DistributedProxySampler(range(3), shuffle=False)) == [0, 1, 2]  # no process group: all of it
+    with pytest.raises(DataError, match="rank=2"):
+        DistributedProxySampler(range(3), 2, 2)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_an_endless_loader_goes_on_to_the_next_epoch(replicas, by_batch):
+    def loader(rank, epoch=0):
+        proxy = DistributedProxySampler(SequentialSampler(range(6)), replicas, rank)
+        options = {"batch_sampler": BatchSampler(proxy, 2, False)} if by_batch else {"sampler": proxy, "batch_size": 2}
+        return InfiniteDataLoader(DataLoader(range(6), **options), epoch=epoch)
+
+    loaders = [loader(rank) for rank in range(replicas)]
+    batches = len(loaders[0])
+
+    def one_pass(loaders):
+        return list(chain(*(next(each).tolist() for each in loaders for _ in range(batches))))
+
+    epochs = [one_pass(loaders) for _ in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 3
+    assert len(set(map(tuple, epochs))) == 3
+    later = [loader(rank, epoch=2) for rank in range(replicas)]
+    assert one_pass(later) == epochs[2]
+
+
+def test_a_for_loop_over_it_does_not_end():
+    seen = []
+    for batch in InfiniteDataLoader(DataLoader([1, 2, 3], batch_size=2)):
+        seen += batch.tolist()
+        if len(seen) > 8:
+            break
+    assert seen == [1, 2, 3] * 3
+
+
+def test_a_loader_without_a_batch_is_an_error_and_no_hang():
+    with pytest.raises(DataError, match="no batch"):
+        next(InfiniteDataLoader(DataLoader([1], batch_size=2, drop_last=True)))
