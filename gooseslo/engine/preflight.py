@@ -5,16 +5,18 @@ Imports no model class, so that the answer comes within seconds, before anything
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
+from gooseslo.data.mixture import Mixture
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.engine.run_folder import check_run_folder
 from gooseslo.engine.start import find_start
 from gooseslo.errors import ConfigError
 from gooseslo.schema.checks import check_train
-from gooseslo.schema.groups import TextDataConfig, TrainJob
+from gooseslo.schema.groups import IndexedDataConfig, TextDataConfig, TrainJob
 
 
 def preflight(job: TrainJob) -> None:
@@ -24,6 +26,9 @@ def preflight(job: TrainJob) -> None:
     if isinstance(job.data, TextDataConfig):
         data = job.data
         TextCorpus(train=data.train, valid=data.valid, test=data.test, text_key=data.text_key, base_dir=Path.cwd())
+    elif isinstance(job.data, IndexedDataConfig):
+        mixture = Mixture(train=job.data.train, valid=job.data.valid, test=job.data.test, base_dir=Path.cwd())
+        mixture.check_samples(splits_to_check(job, mixture.splits), job.train.sequence_length)
     check_run_folder(name=job.run.name, directory=job.run.dir)
     find_start(job)
 
@@ -31,3 +36,9 @@ def preflight(job: TrainJob) -> None:
 def num_devices(job: TrainJob) -> int:
     """CUDA devices to train on; 0 for the CPU."""
     return 0 if job.device == "cpu" else torch.cuda.device_count()
+
+
+def splits_to_check(job: TrainJob, splits: Iterable[str]) -> list[str]:
+    """Those that must hold a sample: of prepared files only what the run reads, of text all that is given."""
+    unread = {"test"} | ({"valid"} if job.train.eval_batches == 0 else set())
+    return [split for split in splits if split not in unread or not isinstance(job.data, IndexedDataConfig)]

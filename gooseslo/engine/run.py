@@ -17,7 +17,7 @@ from gooseslo.engine.display.summary import resume_command, summary
 from gooseslo.engine.interrupt import Interrupted
 from gooseslo.engine.launcher import LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
-from gooseslo.engine.preflight import num_devices
+from gooseslo.engine.preflight import num_devices, splits_to_check
 from gooseslo.engine.run_folder import describe_environment, open_run_folder
 from gooseslo.engine.sources import RunData, prepare_data
 from gooseslo.engine.start import check_same_data, check_same_model, find_start, is_finished, last_step
@@ -104,7 +104,7 @@ def _prepare(job: TrainJob, plan: Plan, start: Path | None, *, cache_dir: Path, 
         cache_dir=cache_dir,
         progress=lambda message: _say(console, job, message),
     )
-    for split in data.splits:
+    for split in splits_to_check(job, data.splits):
         data.dataset(split, job.train.sequence_length)
     if start is not None:
         check_same_data(start, data.identity)

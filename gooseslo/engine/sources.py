@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gooseslo.data.kept_tokenizer import find_tokenizer
+from gooseslo.data.mixture import Mixture, Part, open_split
 from gooseslo.data.packed import Dataset, SyntheticDataset
 from gooseslo.data.prepare import PreparedData, prepare
 from gooseslo.data.stdlib_corpus import StdlibCorpus
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.parallel.random import derive_seed
-from gooseslo.schema.groups import DataConfig, StdlibDataConfig, SyntheticDataConfig, TextDataConfig
+from gooseslo.schema.groups import (
+    DataConfig,
+    IndexedDataConfig,
+    StdlibDataConfig,
+    SyntheticDataConfig,
+    TextDataConfig,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +30,14 @@ class SyntheticData:
     seed: int
     vocab_size: int
     num_samples: int
+
+    tokenizer_folder: Path | None = None
+    eos_token_id: int | None = None
+
+    @property
+    def content(self) -> str:
+        """What makes the samples."""
+        return f"synthetic {self.seed} {self.vocab_size} {self.num_samples}"
 
     def dataset(self, split: str, sequence_length: int) -> SyntheticDataset:
         """The split's samples; other splits draw from other seeds."""
@@ -33,10 +50,28 @@ class SyntheticData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexedData:
+    """Parts of prepared files by split."""
+
+    splits: dict[str, tuple[Part, ...]]
+    reader: str
+    seed: int
+    """Of the order of documents in training; held-out splits have the same for every run."""
+    tokenizer_folder: Path | None
+    eos_token_id: int | None
+    content: str
+
+    def dataset(self, split: str, sequence_length: int) -> Dataset:
+        """The split's samples, packed anew every epoch; DataError if a part holds none."""
+        seed = self.seed if split == "train" else 0
+        return open_split(self.splits[split], sequence_length, reader=self.reader, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """What the workers need to open the data; small and picklable."""
 
-    source: PreparedData | SyntheticData
+    source: PreparedData | IndexedData | SyntheticData
     splits: tuple[str, ...]
 
     def dataset(self, split: str, sequence_length: int) -> Dataset:
@@ -45,20 +80,18 @@ class RunData:
 
     @property
     def tokenizer_folder(self) -> Path | None:
-        """The tokenizer's files; synthetic data has none."""
-        return self.source.tokenizer_folder if isinstance(self.source, PreparedData) else None
+        """The tokenizer's files; None where there are none."""
+        return self.source.tokenizer_folder
 
     @property
     def identity(self) -> str:
         """Equal for equal samples: a resumed run must have that of its checkpoint."""
-        if isinstance(self.source, PreparedData):
-            return self.source.content
-        return f"synthetic {self.source.seed} {self.source.vocab_size} {self.source.num_samples}"
+        return self.source.content
 
     @property
     def eos_token_id(self) -> int | None:
         """What ends a document."""
-        return self.source.eos_token_id if isinstance(self.source, PreparedData) else None
+        return self.source.eos_token_id
 
 
 def prepare_data(
@@ -70,6 +103,8 @@ def prepare_data(
         source = SyntheticData(seed=seed, vocab_size=vocab_size, num_samples=config.samples)
         return RunData(source=source, splits=("train", "valid"))
     base_dir = Path.cwd()
+    if isinstance(config, IndexedDataConfig):
+        return _find_indexed(config, seed=seed, model_vocab_size=model_vocab_size, cache_dir=cache_dir, say=progress)
     corpus: StdlibCorpus | TextCorpus
     if isinstance(config, TextDataConfig):
         corpus = TextCorpus(
@@ -88,3 +123,30 @@ def prepare_data(
         progress=progress,
     )
     return RunData(source=prepared, splits=tuple(prepared.splits))
+
+
+def _find_indexed(
+    config: IndexedDataConfig, *, seed: int, model_vocab_size: int, cache_dir: Path, say: Callable[[str], None]
+) -> RunData:
+    mixture = Mixture(train=config.train, valid=config.valid, test=config.test, base_dir=Path.cwd())
+    mixture.check_token_ids(model_vocab_size, say=say)
+    for overlap in mixture.overlaps():
+        logging.getLogger(__name__).warning("warning: %s: its loss is not that of unseen text", overlap)
+    sidecar = mixture.sidecar
+    first = mixture.splits["train"][0].prefix
+    tokenizer = find_tokenizer(
+        config.tokenizer,
+        made_with=None if sidecar is None else (sidecar.tokenizer, sidecar.tokenizer_hash),
+        folders=(first.parent, Path.cwd()),
+        model_vocab_size=model_vocab_size,
+        cache_dir=cache_dir,
+    )
+    source = IndexedData(
+        splits=mixture.splits,
+        reader=config.reader,
+        seed=seed,
+        tokenizer_folder=None if tokenizer is None else tokenizer.folder,
+        eos_token_id=sidecar.eod_token_id if sidecar else tokenizer.eos_token_id if tokenizer else None,
+        content=mixture.identity(),
+    )
+    return RunData(source=source, splits=tuple(mixture.splits))

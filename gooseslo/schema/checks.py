@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gooseslo.errors import Fault
-from gooseslo.schema.groups import StdlibDataConfig, TextDataConfig, TrainJob, WSDScheduleConfig
+from gooseslo.schema.data_checks import check_data
+from gooseslo.schema.groups import TrainJob, WSDScheduleConfig
 from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
 from gooseslo.schema.topology import check_topology, divisors, nearest_multiples, nearest_numbers
-
-RECORD_KEYS = {"path", "start", "end"}
 
 
 def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]:
@@ -24,7 +22,7 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     """
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
     faults += check_settings(job.optimizer, TRAIN_BOUNDS)
-    faults += _check_run(job) + _check_partition(job) + _check_data(job) + _check_sequence(job)
+    faults += _check_run(job) + _check_partition(job) + check_data(job.data) + _check_sequence(job)
     faults += _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "parallel.schedule", "device"}
@@ -160,37 +158,3 @@ def _check_sequence(job: TrainJob) -> list[Fault]:
 
 def _counts_layers(partition: Any) -> bool:
     return isinstance(partition, list) and all(type(layers) is int and layers >= 1 for layers in partition)
-
-
-def _check_data(job: TrainJob) -> list[Fault]:
-    data, faults = job.data, []
-    if isinstance(data, StdlibDataConfig | TextDataConfig) and None not in (data.tokenizer, data.vocab_size):
-        rule = "sizes the built-in tokenizer, but data.tokenizer names another"
-        way_out = "leave one of them out"
-        faults.append(Fault(key="data.vocab_size", value=data.vocab_size, rule=rule, way_out=way_out))
-    if isinstance(data, TextDataConfig):
-        if data.train is None:
-            way_out = "data.train=FILE, or data.train=[FILE,FILE]"
-            faults.append(Fault(key="data.train", rule="is required with data=text", way_out=way_out))
-        for split in ("train", "valid", "test"):
-            faults += _check_paths(f"data.{split}", getattr(data, split))
-    return faults
-
-
-def _check_paths(key: str, value: Any) -> list[Fault]:
-    """A path, or a list of paths or of {path, start, end}."""
-    if value is None:
-        return []
-    shown = shortened(value)
-    if value in ("", []):
-        return [Fault(key=key, value=shown, rule="names no file")]
-    for item in value if isinstance(value, list) else [value]:
-        path = item.get("path") if isinstance(item, Mapping) else item
-        if isinstance(item, Mapping) and (unknown := set(item) - RECORD_KEYS):
-            rule = f"has no field {', '.join(sorted(map(str, unknown)))}"
-            return [Fault(key=key, value=shown, rule=rule, way_out="fields: path, start, end")]
-        if not isinstance(path, str) or not path:
-            rule = f"{path!r} is not a path"
-            way_out = "a name that looks like a number needs quotes of its own: \"['2024_01']\""
-            return [Fault(key=key, value=shown, rule=rule, way_out=way_out)]
-    return []

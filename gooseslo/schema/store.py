@@ -24,6 +24,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "data": {
         "stdlib": groups.StdlibDataConfig,
         "text": groups.TextDataConfig,
+        "indexed": groups.IndexedDataConfig,
         "synthetic": groups.SyntheticDataConfig,
     },
     "launcher": {

@@ -82,3 +82,10 @@ def test_a_key_the_old_run_did_not_have_must_have_its_default():
     del old["data"]["text_key"]
     assert [fault.key for fault in check_resume(old, new)] == ["data.text_key"]
     assert check_resume(old, compose_train(BASE)) == []
+
+
+def test_how_data_is_read_may_change():
+    old = yaml.safe_load(dump_yaml(compose_train(["data=indexed", "data.train=a"])))
+    new = compose_train(["data=indexed", "data.train=a", "data.workers=3", "data.reader=lazy"])
+    assert not check_resume(old, new)
+    assert [fault.key for fault in check_resume(old, compose_train(["data=indexed", "data.train=b"]))] == ["data.train"]

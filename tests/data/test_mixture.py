@@ -1,0 +1,118 @@
+"""What `data=indexed` names: found, whole, of one tokenizer, within the model's table; and known again after a stop."""
+
+import numpy as np
+import pytest
+from indexed_fixtures import numbered, write_prefix, write_sidecar
+
+from gooseslo.data.mixture import Mixture, open_split
+from gooseslo.errors import DataError
+
+DOCUMENTS = [np.array(document) for document in ([1, 2, 3, 0], [9, 0], [4, 5, 6, 7, 8, 0])]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_prefix(tmp_path / "a", DOCUMENTS)
+    write_prefix(tmp_path / "b", numbered([5] * 20))
+    return tmp_path
+
+
+def mixture(folder, **splits):
+    return Mixture(base_dir=folder, **splits)
+
+
+def test_a_path_a_list_and_the_names_of_its_files(folder):
+    for value in ("a", ["a"], "a.bin", "a.idx", [{"path": "a"}], {"path": "a.idx", "weight": None}):
+        (part,) = mixture(folder, train=value).splits["train"]
+        assert part.prefix == folder / "a" and part.key == (
+            "data.train[0]" if isinstance(value, list) else "data.train"
+        )
+
+
+def test_the_parts_of_a_split_are_blended(folder):
+    parts = mixture(folder, train=[{"path": "a", "weight": 1}, {"path": "b", "weight": 3}]).splits["train"]
+    blender = open_split(parts, 2)
+    assert blender.turns.shares == (1, 3) and blender.sizes == [5, 49]
+    assert open_split(mixture(folder, train=["a", "b"]).splits["train"], 2).turns.shares == (5, 49)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (["a", "c"], r"data.train\[1\]: .*c.idx: no such file"),
+        (["a", "short"], r"data.train\[1\]: .*short.bin: cut short"),
+    ],
+)
+def test_files_that_are_not_there_or_not_whole(folder, train, words):
+    write_prefix(folder / "short", DOCUMENTS)
+    (folder / "short.bin").write_bytes((folder / "short.bin").read_bytes()[:-2])
+    with pytest.raises(DataError, match=words):
+        mixture(folder, train=train)
+
+
+def test_files_of_two_tokenizers(folder):
+    write_sidecar(folder / "a", DOCUMENTS)
+    mixture(folder, train=["a", "b"])  # of b's nothing is known
+    write_sidecar(folder / "b", numbered([5] * 20), tokenizer_hash="1" * 64, tokenizer="other")
+    with pytest.raises(DataError, match=r"data.valid: .*b was made with another tokenizer \(other\) than data.train"):
+        mixture(folder, train="a", valid="b")
+
+
+def test_a_sidecar_of_other_files(folder):
+    write_sidecar(folder / "a", DOCUMENTS, documents=4)
+    with pytest.raises(DataError, match=r"data.train: .*a.json: speaks of 4 documents"):
+        mixture(folder, train="a")
+
+
+def test_an_empty_held_out_split_is_named_with_all_counts(folder):
+    """3 documents at 9998, 1 and 1: nothing is left for the held-out splits."""
+    ranges = {"valid": [{"path": "a", "start": 0.9998, "end": 0.9999}], "test": {"path": "a", "start": 0.9999}}
+    found = mixture(folder, train={"path": "a", "end": 0.9998}, **ranges)
+    with pytest.raises(DataError) as error:
+        found.check_samples(["train", "valid"], 2)
+    assert str(error.value).startswith("data.valid[0]: 0 of the 3 documents")
+    assert str(error.value).endswith("documents: train 3, valid 0, test 0")
+    assert len(str(error.value).splitlines()) <= 5
+    found.check_samples(["train"], 2)
+
+
+def test_token_ids_beyond_the_table(folder):
+    mixture(folder, train="a").check_token_ids(10)
+    with pytest.raises(DataError, match=r"data.train: the largest token id in .*a is 9, .*vocab_size=9\n.*=10 or more"):
+        mixture(folder, train="a").check_token_ids(9)
+    write_sidecar(folder / "a", DOCUMENTS, largest_token_id=50)  # believed, and so nothing is read
+    with pytest.raises(DataError, match="is 50, "):
+        mixture(folder, train="a").check_token_ids(50)
+
+
+def test_a_file_is_looked_through_once(folder):
+    said = []
+    for _ in range(2):
+        mixture(folder, train="a").check_token_ids(10, say=said.append)
+    mixture(folder, train="a").check_token_ids(1 << 16, say=said.append)  # no 16-bit number is beyond it
+    assert len(said) == 1 and (folder / "a.cache").is_dir()
+
+
+def test_negative_numbers_are_no_token_ids(folder):
+    write_prefix(folder / "n", [[1, -2, 3]], "int16")
+    with pytest.raises(DataError, match=r"n.bin: holds negative numbers \(-2\)"):
+        mixture(folder, train="n").check_token_ids(10)
+
+
+def test_documents_that_are_trained_on_and_held_out(folder):
+    parts = [{"path": "b", "end": 0.9}, "a"]
+    assert not list(mixture(folder, train=parts, valid={"path": "b", "start": 0.9}).overlaps())
+    (words,) = mixture(folder, train=parts, valid=[{"path": "b", "start": 0.8}]).overlaps()
+    assert words == "data.valid[0]: 2 of its 4 documents are data.train[0]'s too"
+
+
+def test_identity_is_of_the_content(folder, tmp_path_factory):
+    before = mixture(folder, train="a").identity()
+    elsewhere = tmp_path_factory.mktemp("copy")
+    write_prefix(elsewhere / "renamed", DOCUMENTS)
+    assert mixture(elsewhere, train="renamed").identity() == before
+    others = [{"path": "a", "end": 0.9}, {"path": "a", "weight": 2}, "b", ["a", "a"]]
+    found = {mixture(folder, train=value).identity() for value in others}
+    write_prefix(folder / "a", [DOCUMENTS[0][::-1], *DOCUMENTS[1:]])  # of the same sizes
+    found.add(mixture(folder, train="a").identity())
+    assert len(found | {before}) == len(others) + 2
