@@ -32,7 +32,9 @@ class DatasetForCausalLM:
     each. `sample(number)` is for the trainer: of any epoch, numbered through.
 
     DataError for files that are not whole, a part that is none, or that holds no sample. The order of documents is kept
-    beside the data, in PREFIX.cache. `split_type` names the part in messages; nothing else depends on it.
+    beside the data, in PREFIX.cache. `split_type` names the part in messages; nothing else depends on it. With
+    `reset_at_document` the documents of a sample do not see each other: positions begin again with each, and the last
+    token of one predicts nothing.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class DatasetForCausalLM:
         start_weight: float = 0.0,
         end_weight: float = 1.0,
         seed: int = 0,
+        reset_at_document: bool = False,
     ):
+        self.reset_at_document = reset_at_document
         self.prefix = Path(data_name)
         self.sequence_length, self.split_type, self.seed = max_seq_length, split_type, seed
         if not 0 <= start_weight < end_weight <= 1:
@@ -82,32 +86,40 @@ class DatasetForCausalLM:
         return self.example(index)
 
     def example(self, number: int) -> dict[str, torch.Tensor]:
-        """A sample of any epoch: input_ids, labels, shift_labels, int64 [S] each.
+        """A sample of any epoch: input_ids, labels, shift_labels and, with a reset, position_ids; int64 [S] each.
 
         Hugging Face shifts `labels` by one itself, and so would never score the last of them; its loss takes
         `shift_labels`, where they are given, as they are.
         """
-        input_ids, shifted, _ = self.sample(number)
+        input_ids, shifted, positions = self.sample(number)
         labels = {"labels": torch.from_numpy(input_ids.copy()), "shift_labels": torch.from_numpy(shifted)}
-        return {"input_ids": torch.from_numpy(input_ids), **labels}
+        places = {} if positions is None else {"position_ids": torch.from_numpy(positions)}
+        return {"input_ids": torch.from_numpy(input_ids), **labels, **places}
 
     def sample(self, number: int) -> Sample:
         """What the model reads and is to predict, of any epoch."""
-        return cut_sample(self.tokens(number))
+        tokens, starts = self._stretch(number)
+        return cut_sample(tokens, starts if self.reset_at_document else None)
 
     def tokens(self, number: int) -> np.ndarray:
         """int64 [S + 1]: sample number % num_samples of epoch number // num_samples."""
+        return self._stretch(number)[0]
+
+    def _stretch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a sample, and where among them documents begin."""
         epoch, index = divmod(number, self.num_samples)
         in_stream, in_file = self._epoch(epoch)
         position, end = index * self.sequence_length, (index + 1) * self.sequence_length + 1
         tokens, begin = np.empty(end - position, dtype=np.int64), position
         document = int(in_stream.searchsorted(position, side="right")) - 1
+        starts = []
         while position < end:
             stop = min(int(in_stream[document + 1]), end)
             start = int(in_file[document]) + position - int(in_stream[document])
             tokens[position - begin : stop - begin] = self.reader.tokens(start, stop - position)
             position, document = stop, document + 1
-        return tokens
+            starts.append(position - begin)
+        return tokens, np.array(starts[:-1], dtype=np.int64)
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """int64 [2, documents + 1]: where each document of the stream begins, in the stream and in the file."""

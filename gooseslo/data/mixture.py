@@ -57,7 +57,12 @@ def _read_part(item: Any, *, key: str, base_dir: Path) -> Part:
 
 
 def open_split(
-    parts: tuple[Part, ...], sequence_length: int, *, reader: str = "mmap", seed: int = 0
+    parts: tuple[Part, ...],
+    sequence_length: int,
+    *,
+    reader: str = "mmap",
+    seed: int = 0,
+    reset_at_document: bool = False,
 ) -> DatasetForCausalLM | DatasetBlender:
     """The samples of a split: of its one part, or of all of them blended by weight or size.
 
@@ -72,6 +77,7 @@ def open_split(
             start_weight=part.start,
             end_weight=part.end,
             seed=seed,
+            reset_at_document=reset_at_document,
         )
         for part in parts
     ]

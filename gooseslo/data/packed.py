@@ -46,11 +46,14 @@ class TokenFile:
 class PackedDataset:
     """Sample i is tokens[i S : i S + S + 1], so that every token but the first is predicted once an epoch.
 
-    The tail that fills no sample is dropped. Every epoch has the same samples. DataError if there is none at all.
+    The tail that fills no sample is dropped. Every epoch has the same samples. DataError if there is none at all. With
+    `document_end`, the id that ends each document, a sample's documents do not see each other.
     """
 
-    def __init__(self, tokens: np.ndarray, sequence_length: int, *, split: str = "train"):
-        self._tokens = tokens
+    def __init__(
+        self, tokens: np.ndarray, sequence_length: int, *, split: str = "train", document_end: int | None = None
+    ):
+        self._tokens, self._document_end = tokens, document_end
         self.sequence_length = sequence_length
         self.num_samples = (len(tokens) - 1) // sequence_length
         if self.num_samples < 1:
@@ -60,10 +63,12 @@ class PackedDataset:
             )
 
     @classmethod
-    def open(cls, file: TokenFile, *, split: str, sequence_length: int) -> PackedDataset:
+    def open(
+        cls, file: TokenFile, *, split: str, sequence_length: int, document_end: int | None = None
+    ) -> PackedDataset:
         """Over a file that stays on the disk; every process opens it anew."""
         tokens = np.memmap(file.path, dtype=file.dtype, mode="r", shape=(file.num_tokens,))
-        return cls(tokens, sequence_length, split=split)
+        return cls(tokens, sequence_length, split=split, document_end=document_end)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -71,7 +76,10 @@ class PackedDataset:
     def sample(self, number: int) -> Sample:
         """Of any epoch."""
         start = number % self.num_samples * self.sequence_length
-        return cut_sample(self._tokens[start : start + self.sequence_length + 1])
+        tokens = self._tokens[start : start + self.sequence_length + 1]
+        if self._document_end is None:
+            return cut_sample(tokens)
+        return cut_sample(tokens, np.flatnonzero(tokens[:-1] == self._document_end) + 1)
 
 
 class SyntheticDataset:

@@ -44,12 +44,15 @@ class PreparedData:
     eos_token_id: int
     content: str
     """A hash of the tokens and the tokenizer: what a resumed run must find again."""
+    reset_at_document: bool = False
+    """Documents of one sample do not see each other."""
 
     def dataset(self, split: str, sequence_length: int) -> PackedDataset:
         """The packed samples of a split; DataError if it holds none, or is absent."""
         if split not in self.splits:
             raise DataError(f"data.{split}: this run has no such split\n  it has: {', '.join(self.splits)}")
-        return PackedDataset.open(self.splits[split], split=split, sequence_length=sequence_length)
+        end = self.eos_token_id if self.reset_at_document else None
+        return PackedDataset.open(self.splits[split], split=split, sequence_length=sequence_length, document_end=end)
 
 
 def prepare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +14,14 @@ from transformers import PretrainedConfig
 from gooseslo.engine.hf import empty_model
 from gooseslo.engine.model_config import check_against_model, make_config
 from gooseslo.engine.precision import DTYPES, Dtypes
-from gooseslo.errors import ConfigError
+from gooseslo.errors import ConfigError, Fault
 from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import Topology
 from gooseslo.parallel.names import lookup
 from gooseslo.parallel.pipeline.partition import layer_ranges, partition_by_weight, partition_uniform
 from gooseslo.parallel.tensor.apply import part_placements
 from gooseslo.policies.policy import Policy
-from gooseslo.policies.registry import find_policy
+from gooseslo.policies.registry import CLASSIFICATION, find_policy
 from gooseslo.schema.checks import check_train
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.param_groups import check_patterns
@@ -55,12 +56,27 @@ class Plan:
     def dtypes(self) -> Dtypes:
         return DTYPES[self.precision, self.bf16_mode]
 
-    def with_end_of_text(self, token_id: int | None) -> Plan:
-        """The same plan for a model whose text ends with `token_id`; None leaves its config alone."""
-        if token_id is None:
-            return self
+    def fitted_to(
+        self, *, end_of_text: int | None, padding: int | None = None, label_names: Sequence[str] = ()
+    ) -> Plan:
+        """The same plan for a model of the data's special tokens and, for a classifier, its classes.
+
+        None leaves the config's own. ConfigError if the model has too few classes.
+        """
         config = copy.deepcopy(self.config)
-        config.bos_token_id = config.eos_token_id = token_id
+        if end_of_text is not None:
+            config.bos_token_id = config.eos_token_id = end_of_text
+        if self.head == CLASSIFICATION:
+            config.pad_token_id = padding
+            num_labels = int(config.num_labels or 0)
+            if len(label_names) > num_labels:
+                shown = ", ".join(label_names[:8]) + (", ..." if len(label_names) > 8 else "")
+                rule = f"the data has {len(label_names)} classes: {shown}"
+                way_out = f"set model.config.num_labels={len(label_names)}"
+                raise ConfigError(Fault(key="model.config.num_labels", value=num_labels, rule=rule, way_out=way_out))
+            names = [*label_names, *(f"LABEL_{number}" for number in range(len(label_names), num_labels))]
+            config.id2label = dict(enumerate(names))
+            config.label2id = {name: number for number, name in enumerate(names)}
         return replace(self, config=config)
 
     def __str__(self) -> str:

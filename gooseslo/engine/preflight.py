@@ -11,12 +11,19 @@ from pathlib import Path
 import torch
 
 from gooseslo.data.mixture import Mixture
+from gooseslo.data.supervised.prepare import RecordFiles
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.engine.run_folder import check_run_folder
 from gooseslo.engine.start import find_start
 from gooseslo.errors import ConfigError
 from gooseslo.schema.checks import check_train
-from gooseslo.schema.groups import IndexedDataConfig, TextDataConfig, TrainJob
+from gooseslo.schema.groups import (
+    ClassificationDataConfig,
+    IndexedDataConfig,
+    InstructionDataConfig,
+    TextDataConfig,
+    TrainJob,
+)
 
 
 def preflight(job: TrainJob) -> None:
@@ -26,6 +33,8 @@ def preflight(job: TrainJob) -> None:
     if isinstance(job.data, TextDataConfig):
         data = job.data
         TextCorpus(train=data.train, valid=data.valid, test=data.test, text_key=data.text_key, base_dir=Path.cwd())
+    elif isinstance(job.data, InstructionDataConfig | ClassificationDataConfig):
+        RecordFiles(train=job.data.train, valid=job.data.valid, test=job.data.test, base_dir=Path.cwd())
     elif isinstance(job.data, IndexedDataConfig):
         mixture = Mixture(train=job.data.train, valid=job.data.valid, test=job.data.test, base_dir=Path.cwd())
         mixture.check_samples(splits_to_check(job, mixture.splits), job.train.sequence_length)

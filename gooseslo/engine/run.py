@@ -52,7 +52,7 @@ def train(
             console.write(f"{start.parent.parent}: finished already, at step {last_step(job)}; nothing to do\n")
             return 0
     data = _prepare(job, plan, start, cache_dir=cache_dir, console=console)
-    plan = plan.with_end_of_text(data.eos_token_id)
+    plan = plan.fitted_to(end_of_text=data.eos_token_id, padding=data.pad_token_id, label_names=data.label_names)
 
     now = datetime.datetime.now()
     folder = open_run_folder(name=job.run.name, directory=job.run.dir, model_name=job.model.name or "model", now=now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gooseslo.data.kept_tokenizer import find_tokenizer
@@ -12,11 +12,17 @@ from gooseslo.data.mixture import Mixture, Part, open_split
 from gooseslo.data.packed import Dataset, SyntheticDataset
 from gooseslo.data.prepare import PreparedData, prepare
 from gooseslo.data.stdlib_corpus import StdlibCorpus
+from gooseslo.data.supervised.classification import ClassificationTask
+from gooseslo.data.supervised.example import Task
+from gooseslo.data.supervised.instruction import InstructionTask
+from gooseslo.data.supervised.prepare import PreparedExamples, RecordFiles, prepare_examples
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.parallel.random import derive_seed
 from gooseslo.schema.groups import (
+    ClassificationDataConfig,
     DataConfig,
     IndexedDataConfig,
+    InstructionDataConfig,
     StdlibDataConfig,
     SyntheticDataConfig,
     TextDataConfig,
@@ -60,18 +66,25 @@ class IndexedData:
     tokenizer_folder: Path | None
     eos_token_id: int | None
     content: str
+    reset_at_document: bool
+    """Documents of one sample do not see each other."""
 
     def dataset(self, split: str, sequence_length: int) -> Dataset:
         """The split's samples, packed anew every epoch; DataError if a part holds none."""
-        seed = self.seed if split == "train" else 0
-        return open_split(self.splits[split], sequence_length, reader=self.reader, seed=seed)
+        return open_split(
+            self.splits[split],
+            sequence_length,
+            reader=self.reader,
+            seed=self.seed if split == "train" else 0,
+            reset_at_document=self.reset_at_document,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
     """What the workers need to open the data; small and picklable."""
 
-    source: PreparedData | IndexedData | SyntheticData
+    source: PreparedData | PreparedExamples | IndexedData | SyntheticData
     splits: tuple[str, ...]
 
     def dataset(self, split: str, sequence_length: int) -> Dataset:
@@ -87,6 +100,16 @@ class RunData:
     def identity(self) -> str:
         """Equal for equal samples: a resumed run must have that of its checkpoint."""
         return self.source.content
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The classes that are to be told apart, by number; empty where labels are tokens."""
+        return self.source.label_names if isinstance(self.source, PreparedExamples) else ()
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """What fills a sample that is shorter than the others; None where none is."""
+        return self.source.pad_id if isinstance(self.source, PreparedExamples) else None
 
     @property
     def eos_token_id(self) -> int | None:
@@ -105,6 +128,8 @@ def prepare_data(
     base_dir = Path.cwd()
     if isinstance(config, IndexedDataConfig):
         return _find_indexed(config, seed=seed, model_vocab_size=model_vocab_size, cache_dir=cache_dir, say=progress)
+    if isinstance(config, InstructionDataConfig | ClassificationDataConfig):
+        return _prepare_examples(config, model_vocab_size=model_vocab_size, cache_dir=cache_dir, progress=progress)
     corpus: StdlibCorpus | TextCorpus
     if isinstance(config, TextDataConfig):
         corpus = TextCorpus(
@@ -122,7 +147,37 @@ def prepare_data(
         base_dir=base_dir,
         progress=progress,
     )
+    prepared = replace(prepared, reset_at_document=config.reset_at_document)
     return RunData(source=prepared, splits=tuple(prepared.splits))
+
+
+def _prepare_examples(
+    config: InstructionDataConfig | ClassificationDataConfig,
+    *,
+    model_vocab_size: int,
+    cache_dir: Path,
+    progress: Callable[[str], None],
+) -> RunData:
+    task, packing = task_of(config)
+    prepared = prepare_examples(
+        RecordFiles(train=config.train, valid=config.valid, test=config.test, base_dir=Path.cwd()),
+        task,
+        packing=packing,
+        tokenizer=config.tokenizer,
+        vocab_size=config.vocab_size,
+        model_vocab_size=model_vocab_size,
+        cache_dir=cache_dir,
+        base_dir=Path.cwd(),
+        progress=progress,
+    )
+    return RunData(source=prepared, splits=prepared.splits)
+
+
+def task_of(config: InstructionDataConfig | ClassificationDataConfig) -> tuple[Task, bool]:
+    """What is learnt from the records, and whether several share a sample."""
+    if isinstance(config, InstructionDataConfig):
+        return InstructionTask(prompt_key=config.prompt_key, response_key=config.response_key), config.packing
+    return ClassificationTask(text_key=config.text_key, label_key=config.label_key), False
 
 
 def _find_indexed(
@@ -148,5 +203,6 @@ def _find_indexed(
         tokenizer_folder=None if tokenizer is None else tokenizer.folder,
         eos_token_id=sidecar.eod_token_id if sidecar else tokenizer.eos_token_id if tokenizer else None,
         content=mixture.identity(),
+        reset_at_document=config.reset_at_document,
     )
     return RunData(source=source, splits=tuple(mixture.splits))

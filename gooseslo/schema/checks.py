@@ -7,7 +7,7 @@ from typing import Any
 
 from gooseslo.errors import Fault
 from gooseslo.schema.data_checks import check_data
-from gooseslo.schema.groups import TrainJob, WSDScheduleConfig
+from gooseslo.schema.groups import ClassificationDataConfig, TrainJob, WSDScheduleConfig
 from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
@@ -23,6 +23,7 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
     faults += check_settings(job.optimizer, TRAIN_BOUNDS)
     faults += _check_run(job) + _check_partition(job) + check_data(job.data) + _check_sequence(job)
+    faults += _check_head(job)
     faults += _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "parallel.schedule", "device"}
@@ -145,6 +146,18 @@ def _check_partition(job: TrainJob) -> list[Fault]:
     else:
         return []
     return [Fault(key="parallel.partition", value=shortened(partition), rule=rule)]
+
+
+def _check_head(job: TrainJob) -> list[Fault]:
+    classifies = job.model.head == "sequence-classification"
+    has_classes = isinstance(job.data, ClassificationDataConfig)
+    if classifies == has_classes or job.model.head not in TRAIN_CHOICES["model.head"]:
+        return []
+    if has_classes:
+        rule, way_out = "learns classes, and model.head=causal-lm has none", "set model.head=sequence-classification"
+        return [Fault(key="data", value=job.data.name, rule=rule, way_out=way_out)]
+    rule, way_out = f"learns classes, and data={job.data.name} has none", "give data=classification data.train=FILE"
+    return [Fault(key="model.head", value=job.model.head, rule=rule, way_out=way_out)]
 
 
 def _check_sequence(job: TrainJob) -> list[Fault]:

@@ -7,22 +7,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gooseslo.errors import Fault
-from gooseslo.schema.groups import DataConfig, IndexedDataConfig, StdlibDataConfig, TextDataConfig
+from gooseslo.schema.groups import (
+    ClassificationDataConfig,
+    DataConfig,
+    IndexedDataConfig,
+    InstructionDataConfig,
+    StdlibDataConfig,
+    TextDataConfig,
+)
 from gooseslo.schema.quoting import shortened
 
 SPLITS = ("train", "valid", "test")
+_FILES = TextDataConfig | InstructionDataConfig | ClassificationDataConfig
+_OWN_TOKENIZER = StdlibDataConfig | _FILES
 
 
 def check_data(data: DataConfig) -> list[Fault]:
     """Every violation that the group's values alone can show."""
     faults = []
-    if isinstance(data, StdlibDataConfig | TextDataConfig) and None not in (data.tokenizer, data.vocab_size):
+    if isinstance(data, _OWN_TOKENIZER) and None not in (data.tokenizer, data.vocab_size):
         rule = "sizes the built-in tokenizer, but data.tokenizer names another"
         way_out = "leave one of them out"
         faults.append(Fault(key="data.vocab_size", value=data.vocab_size, rule=rule, way_out=way_out))
-    if isinstance(data, TextDataConfig | IndexedDataConfig):
-        fields = ("path", "start", "end") if isinstance(data, TextDataConfig) else ("path", "weight", "start", "end")
-        what = "FILE" if isinstance(data, TextDataConfig) else "PREFIX"
+    if isinstance(data, _FILES | IndexedDataConfig):
+        fields = ("path", "start", "end") if isinstance(data, _FILES) else ("path", "weight", "start", "end")
+        what = "FILE" if isinstance(data, _FILES) else "PREFIX"
         if data.train is None:
             way_out = f"data.train={what}, or data.train=[{what},{what}]"
             faults.append(Fault(key="data.train", rule=f"is required with data={data.name}", way_out=way_out))

@@ -25,6 +25,8 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "stdlib": groups.StdlibDataConfig,
         "text": groups.TextDataConfig,
         "indexed": groups.IndexedDataConfig,
+        "instruction": groups.InstructionDataConfig,
+        "classification": groups.ClassificationDataConfig,
         "synthetic": groups.SyntheticDataConfig,
     },
     "launcher": {

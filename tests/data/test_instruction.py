@@ -106,19 +106,19 @@ def dataset(folder, ids, labels, *, packing=True, **options):
 def test_padding_that_is_the_end_token_still_teaches_the_end(tmp_path):
     """The small case of a reported fault: batch [3,4,0] and [3,0], padding and end both 0."""
     data = dataset(tmp_path, [[9, 3, 4], [9, 3]], [[3, 4, 0], [3, 0]], sequence_length=3, pad_id=0, packing=False)
-    assert [data[number].labels.tolist() for number in range(2)] == [[3, 4, 0], [3, 0, -100]]
-    assert [data[number].input_ids.tolist() for number in range(2)] == [[9, 3, 4], [9, 3, 0]]
+    assert [data.sample(number).labels.tolist() for number in range(2)] == [[3, 4, 0], [3, 0, -100]]
+    assert [data.sample(number).input_ids.tolist() for number in range(2)] == [[9, 3, 4], [9, 3, 0]]
 
 
 def test_packed_examples_are_documents_of_their_own(tmp_path):
     ids, labels = [[5, 6], [7, 8, 9, 3], [4]], [[6, 0], [-100, 9, 3, 0], [0]]
     data = dataset(tmp_path, ids, labels, sequence_length=8, pad_id=2)
     assert data.num_samples == 1 and data.num_cut == 0
-    sample = data[0]
+    sample = data.sample(0)
     assert sample.input_ids.tolist() == [5, 6, 7, 8, 9, 3, 4, 2]
     assert sample.labels.tolist() == [6, 0, -100, 9, 3, 0, 0, -100]
     assert sample.position_ids.tolist() == [0, 1, 0, 1, 2, 3, 0, 0]
-    assert data[1].input_ids.tolist() == sample.input_ids.tolist(), "numbers go on over epochs"
+    assert data.sample(1).input_ids.tolist() == sample.input_ids.tolist(), "numbers go on over epochs"
 
 
 @pytest.mark.parametrize(("label_at_end", "last"), [(False, 7), (True, 0)])
@@ -126,8 +126,8 @@ def test_what_is_too_long_is_cut_and_counted(tmp_path, label_at_end, last):
     options = {"sequence_length": 4, "pad_id": 2, "label_at_end": label_at_end}
     data = dataset(tmp_path, [[3, 4, 5, 6, 7], [3]], [[-100, 5, 6, 7, 0], [0]], **options)
     assert (data.num_samples, data.num_cut) == (2, 1)
-    assert data[0].input_ids.tolist() == [3, 4, 5, 6] and data[0].labels.tolist() == [-100, 5, 6, last]
-    assert data[1].input_ids.tolist() == [3, 2, 2, 2] and data[1].labels.tolist() == [0, -100, -100, -100]
+    assert data.sample(0).input_ids.tolist() == [3, 4, 5, 6] and data.sample(0).labels.tolist() == [-100, 5, 6, last]
+    assert data.sample(1).input_ids.tolist() == [3, 2, 2, 2] and data.sample(1).labels.tolist() == [0, -100, -100, -100]
 
 
 @given(st.lists(st.integers(1, 20), max_size=60))

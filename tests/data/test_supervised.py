@@ -35,7 +35,7 @@ def prepared(tmp_path):
 
 
 def decoded(data, number, tokenizer):
-    sample = data[number]
+    sample = data.sample(number)
     learnt = sample.labels[sample.labels != -100]
     return tokenizer.decode(sample.input_ids), tokenizer.decode(learnt)
 
@@ -58,7 +58,7 @@ def test_packing_loses_no_token(prepared):
     assert packed.num_samples < alone.num_samples
 
     def learnt(data):
-        labels = np.concatenate([data[number].labels for number in range(data.num_samples)])
+        labels = np.concatenate([data.sample(number).labels for number in range(data.num_samples)])
         return sorted(labels[labels != -100].tolist())
 
     assert learnt(packed) == learnt(alone)
@@ -79,17 +79,17 @@ def test_classes_have_numbers_in_the_order_of_the_alphabet(prepared):
     made = prepared(ClassificationTask(), TEXTS, valid=TEXTS[:4], packing=False)
     assert made.label_names == ("cross", "glad", "sleepy")
     data = made.dataset("valid", 32)
-    places = [np.flatnonzero(data[number].labels != -100) for number in range(4)]
-    assert [data[n].labels[place].tolist() for n, place in enumerate(places)] == [[1], [0], [2], [1]]
+    places = [np.flatnonzero(data.sample(number).labels != -100) for number in range(4)]
+    assert [data.sample(n).labels[place].tolist() for n, place in enumerate(places)] == [[1], [0], [2], [1]]
     for number, (place,) in enumerate(places):
-        assert (data[number].input_ids[place + 1 :] == made.pad_id).all()
-        assert data[number].input_ids[place] != made.pad_id
+        assert (data.sample(number).input_ids[place + 1 :] == made.pad_id).all()
+        assert data.sample(number).input_ids[place] != made.pad_id
 
 
 def test_a_long_text_keeps_its_class_at_the_end(prepared):
     data = prepared(ClassificationTask(), [{"text": "goose " * 30, "label": 0}, *TEXTS_BY_NUMBER]).dataset("train", 8)
     assert data.num_cut >= 1
-    long = next(data[n] for n in range(data.num_samples) if (data[n].input_ids != 0).all())
+    long = next(data.sample(n) for n in range(data.num_samples) if (data.sample(n).input_ids != 0).all())
     assert long.labels[-1] == 0 and (long.labels[:-1] == -100).all()
 
 

@@ -27,7 +27,7 @@ def test_what_workers_are_sent_can_be_pickled(tmp_path):
     data = prepare_data(
         job.data, seed=0, model_vocab_size=8192, cache_dir=tmp_path / "cache", progress=lambda message: None
     )
-    plan = plan.with_end_of_text(data.eos_token_id)
+    plan = plan.fitted_to(end_of_text=data.eos_token_id)
     start = Path("runs/first/checkpoints/step-00000100")
     other_job, other_plan, other_data, other_start = pickle.loads(pickle.dumps((job, plan, data, start)))
 

@@ -43,8 +43,11 @@ class ExampleDataset:
     def num_samples(self) -> int:
         return len(self._starts) - 1
 
-    def __getitem__(self, number: int) -> Sample:
-        """The sample of this number; numbers go on over epochs."""
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def sample(self, number: int) -> Sample:
+        """Of any epoch; every epoch has the same."""
         number %= self.num_samples
         examples = self._examples[self._starts[number] : self._starts[number + 1]]
         input_ids = np.full(self.sequence_length, self._pad_id, dtype=np.int64)

@@ -26,9 +26,13 @@ class Encoder(Protocol):
 class Task(Protocol):
     """What is to be learnt from records of a kind."""
 
-    name: str
-    has_classes: bool
-    """Labels are classes, not tokens."""
+    @property
+    def name(self) -> str:
+        """That of the `data` option."""
+
+    @property
+    def has_classes(self) -> bool:
+        """Labels are classes, not tokens."""
 
     def identity(self) -> list[object]:
         """JSON values on which the examples depend."""
