@@ -11,7 +11,12 @@ import gooseslo
 from gooseslo.schema.compose import compose_train
 from gooseslo.schema.store import config_folders, group_names, group_options
 
-NEEDED = {("data", "text"): ["data.train=a.txt"]}
+NEEDED = {
+    ("data", "text"): ["data.train=a.txt"],
+    ("data", "indexed"): ["data.train=a"],
+    ("data", "instruction"): ["data.train=a.jsonl"],
+    ("data", "classification"): ["data.train=a.jsonl", "model.head=sequence-classification"],
+}
 OPTIONS = [(group, option) for group in group_names() for option in group_options(group)]
 
 
