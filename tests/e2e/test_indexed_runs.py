@@ -95,3 +95,20 @@ def test_forty_steps_are_the_same_at_any_layout_and_after_a_stop(prepared):
     assert prepared.losses("stopped") == pytest.approx(expected, abs=1e-9)
     records = prepared.metrics("stopped", "train")
     assert [record["consumed_samples"] for record in records] == list(range(8, 8 * 41, 8))
+
+
+def test_the_recipe_for_ones_own_text_preprocesses_and_trains(shell):
+    """Both commands of its head, as they are written there, but for a shorter run of a smaller model."""
+    (shell.folder / "corpus").mkdir()
+    text = "".join(f"goose {number} honks at pond {number % 7}\n" for number in range(2000))
+    (shell.folder / "corpus" / "a.txt").write_text(text, encoding="utf-8")
+    recipe = Path(__file__).parents[2] / "recipes" / "own-text.yaml"
+    commands = [
+        line.partition("gooseslo ")[2].split() for line in recipe.read_text().splitlines() if "gooseslo " in line
+    ]
+    (prepare, train), size = commands, ["model.config.n_layer=2", "model.config.n_embd=48", "model.config.n_head=4"]
+    shell(*prepare)
+    shell(*train, *size, "train.steps=4", "train.sequence_length=32", "run.name=run")
+    records = shell.metrics("run")
+    assert [record["kind"] for record in records].count("train") == 4
+    assert (shell.folder / "runs/run/checkpoints/step-00000004/tokenizer.json").exists()

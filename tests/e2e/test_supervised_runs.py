@@ -7,6 +7,8 @@ import torch
 from command_line import SMALL
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from gooseslo.cli import main
+
 TINY = [*SMALL, "model.config.n_layer=2", "train.sequence_length=48", "lr_schedule=constant"]
 MOODS = {"glad": "hooray splendid lovely", "cross": "bother nuisance horrid", "sleepy": "yawn drowsy dozing"}
 
@@ -78,9 +80,12 @@ def test_a_classifier_learns_its_classes_and_loads_in_transformers(texts):
         (["data=instruction", "data.train=gone.jsonl"], "data.train: "),
     ],
 )
-def test_what_cannot_be_learnt_is_one_paragraph(texts, arguments, words):
-    error = texts("train", *TINY, *arguments, "run.name=run", code=2)
-    assert error.startswith(words) and "Traceback" not in error and len(error.splitlines()) <= 5
+def test_what_cannot_be_learnt_is_one_paragraph(texts, arguments, words, monkeypatch, capsys):
+    monkeypatch.chdir(texts.folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(texts.cache))
+    assert main(["train", *TINY, *arguments, "run.name=run", "logging.progress=false"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(words) and len(error.splitlines()) <= 5
     assert not (texts.folder / "runs").exists()
 
 
