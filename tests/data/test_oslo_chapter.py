@@ -1,4 +1,4 @@
-"""The examples of OSLO's guide to its data classes run as they stand, but for paths, sizes, misprints and the package."""
+"""The examples of OSLO's guide to its data classes run as they stand, but for paths, sizes, misprints and package."""
 
 import itertools
 import json
