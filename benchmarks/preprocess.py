@@ -178,6 +178,7 @@ def speed(folder: Path, rounds: int) -> None:
     for _ in range(rounds):
         for name in CANDIDATES:
             costs[name].append(in_a_process(name, folder))
+            sys.stderr.write(f"{name}: {costs[name][-1]}\n")
     wall = {name: min(cost.wall for cost in each) for name, each in costs.items()}
     cpu = {name: min(cost.cpu for cost in each) for name, each in costs.items()}
     for seconds in (wall, cpu):  # without what a longer text does not make longer
