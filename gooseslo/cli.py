@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -199,6 +200,18 @@ VERBS = {
 }
 
 
+def command() -> int:
+    """The process of the command line: its exit code is settled when the command is done.
+
+    The interpreter takes most of a second to close after a run. A signal in that time has nothing left to save or to
+    stop, and would only make a run that is done look like one that was killed.
+    """
+    exit_code = main()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return exit_code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed at run time, 2 wrong input, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -294,3 +307,7 @@ def _show_help(name: str) -> int:
     usage = f"usage: gooseslo {name} [key=value ...] [--config-file FILE] [--cfg job]"
     sys.stdout.write(f"{usage}\n\n{verb.run.__doc__}\n\n{job_help(getattr(groups, verb.job))}\n")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command())

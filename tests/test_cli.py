@@ -73,7 +73,7 @@ def test_a_misspelt_key_is_answered_at_once_and_leaves_nothing(tmp_path):
     ("args", "words"),
     [
         (["trian"], "nearest: train"),
-        (["xyzzy"], "verbs: train, merge-checkpoint"),
+        (["xyzzy"], "verbs: train, preprocess"),
         (["train", "--hepl"], "nearest: --help"),
         (["train", "--tp=2"], "keys take no dashes"),
         (["train", "--cfg", "hydra"], "--cfg job"),
@@ -97,7 +97,7 @@ def test_wrong_input_ends_with_two(args, words, capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_the_interpreter_closes_leaves_the_exit_code(number):
     late = f"import atexit, os, sys; atexit.register(os.kill, os.getpid(), {int(number)})"
-    code = f"{late}; sys.argv = ['gooseslo', 'trian']; from gooseslo.__main__ import command; sys.exit(command())"
+    code = f"{late}; sys.argv = ['gooseslo', 'trian']; from gooseslo.cli import command; sys.exit(command())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 2
 
 

@@ -111,7 +111,7 @@ def test_numbers_are_classes_from_zero(prepared):
         (ClassificationTask(), [{"text": "x", "label": -1}], "'label' is -1; classes are counted from 0"),
         (ClassificationTask(), [{"text": "x", "label": 0.5}], "'label' is neither a whole number nor a text"),
         (ClassificationTask(), [{"text": "x", "label": True}], "'label' is neither a whole number nor a text"),
-        (ClassificationTask(), [TEXTS[0], TEXTS_BY_NUMBER[0]], "a number in some records and a text in others"),
+        (ClassificationTask(), [TEXTS[0], TEXTS_BY_NUMBER[0]], "numbers in some records and texts in others"),
         (ClassificationTask(), [{"text": "", "label": 0}], "'text' is no token: there is nothing to read"),
     ],
 )

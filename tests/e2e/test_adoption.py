@@ -14,8 +14,8 @@ LONG = ["parallel.tp=2", "train.steps=5000", "checkpoint.every=0", "train.eval_e
 TORCHRUN = [BIN / "torchrun", "--nproc-per-node", "2"]
 LAUNCHERS = {
     "torchrun": [*TORCHRUN, "-m", "gooseslo"],
-    "torchrun-no-python": [*TORCHRUN, "--no-python", sys.executable, "-m", "gooseslo.cli"],
-    "deepspeed": [BIN / "deepspeed", "--num_gpus", "2", "--module", "gooseslo.cli"],
+    "torchrun-no-python": [*TORCHRUN, "--no-python", sys.executable, "-m", "gooseslo"],
+    "deepspeed": [BIN / "deepspeed", "--num_gpus", "2", "--module", "gooseslo"],
 }
 
 
