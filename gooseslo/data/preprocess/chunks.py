@@ -112,13 +112,11 @@ def _whole_lines(stream: Stream) -> Iterator[bytes]:
 
 def _cut(block: bytes, begin: int, chunk_size: int) -> tuple[int, int]:
     """(end, number of lines) of at most `chunk_size` lines from `begin` on."""
-    num_lines = block.count(b"\n", begin) + (not block.endswith(b"\n"))
-    if num_lines <= chunk_size:
-        return len(block), num_lines
-    end = begin
-    for _ in range(chunk_size):
-        end = block.index(b"\n", end) + 1
-    return end, chunk_size
+    end, num_lines = begin, 0
+    while num_lines < chunk_size and end < len(block):
+        end = block.find(b"\n", end) + 1 or len(block)
+        num_lines += 1
+    return end, num_lines
 
 
 def _pieces(stream: Stream, source: Source, start: Position) -> Iterator[Placed]:

@@ -89,6 +89,7 @@ class WorkFolder:
         self.index, self.sidecar = self.path / "index.idx", self.path / "facts.json"
         self._journal = self.path / "journal.json"
         self._lock = -1
+        self._made_parent = not prefix.parent.exists()
 
     def __enter__(self) -> WorkFolder:
         """DataError if another process has it, or it cannot be made."""
@@ -136,7 +137,11 @@ class WorkFolder:
                 path.unlink()
 
     def remove(self) -> None:
+        """Leave nothing, not even the folder that was made for the output."""
         shutil.rmtree(self.path, ignore_errors=True)
+        if self._made_parent:
+            with contextlib.suppress(OSError):  # the output is in it
+                self.prefix.parent.rmdir()
 
     def read_journal(self) -> Journal | None:
         """What an earlier process left to go on from; None if that is nothing."""

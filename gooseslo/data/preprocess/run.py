@@ -24,7 +24,7 @@ from gooseslo.data.preprocess.summary import summary_lines
 from gooseslo.data.preprocess.tokenise import Rejections, Tokeniser
 from gooseslo.data.preprocess.work import texts_of
 from gooseslo.data.tokenizer import train_tokenizer
-from gooseslo.errors import DataError
+from gooseslo.errors import DataError, WorkerError
 from gooseslo.staging import staged_folder
 
 _BYTES_PER_WORKER = 1 << 18
@@ -181,7 +181,7 @@ class _Run:
         """Keep what can be gone on with, and say so; leave nothing where there is nothing."""
         if self._folder.read_journal() is None:
             self._folder.remove()
-        elif isinstance(error, KeyboardInterrupt):
+        elif isinstance(error, KeyboardInterrupt | WorkerError):
             self._say(f"{self._request.output}: what is done is kept; the same command with resume=true goes on")
 
     def _identity(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:

@@ -99,11 +99,13 @@ class _JournalKeeper:
     def __init__(self, folder: WorkFolder, journal: Journal, writer: TokenWriter):
         self._folder, self._journal, self._writer = folder, journal, writer
         self._began = time.monotonic()
-        self._due = self._began + _JOURNAL_SECONDS
+        self._due: float | None = None
 
     def keep(self, position: Position) -> None:
         """Note that everything up to `position` is written, if it is time to."""
         begin = time.monotonic()
+        if self._due is None:  # until here the workers were starting
+            self._due = begin + _JOURNAL_SECONDS
         if begin < self._due or not self._writer.is_between_documents:
             return
         self._writer.flush()
