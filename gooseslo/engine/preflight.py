@@ -17,13 +17,13 @@ from gooseslo.engine.run_folder import check_run_folder
 from gooseslo.engine.start import find_start
 from gooseslo.errors import ConfigError
 from gooseslo.schema.checks import check_train
-from gooseslo.schema.groups import (
+from gooseslo.schema.data_groups import (
     ClassificationDataConfig,
     IndexedDataConfig,
     InstructionDataConfig,
     TextDataConfig,
-    TrainJob,
 )
+from gooseslo.schema.groups import TrainJob
 
 
 def preflight(job: TrainJob) -> None:

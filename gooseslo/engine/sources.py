@@ -18,7 +18,7 @@ from gooseslo.data.supervised.instruction import InstructionTask
 from gooseslo.data.supervised.prepare import PreparedExamples, RecordFiles, prepare_examples
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.parallel.random import derive_seed
-from gooseslo.schema.groups import (
+from gooseslo.schema.data_groups import (
     ClassificationDataConfig,
     DataConfig,
     IndexedDataConfig,

@@ -7,7 +7,8 @@ from typing import Any
 
 from gooseslo.errors import Fault
 from gooseslo.schema.data_checks import check_data
-from gooseslo.schema.groups import ClassificationDataConfig, TrainJob, WSDScheduleConfig
+from gooseslo.schema.data_groups import ClassificationDataConfig
+from gooseslo.schema.groups import TrainJob, WSDScheduleConfig
 from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults

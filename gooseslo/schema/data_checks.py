@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gooseslo.errors import Fault
-from gooseslo.schema.groups import (
+from gooseslo.schema.data_groups import (
     ClassificationDataConfig,
     DataConfig,
     IndexedDataConfig,

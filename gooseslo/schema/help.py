@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gooseslo.schema import groups
+from gooseslo.schema import data_groups, groups
 from gooseslo.schema.keys import OPEN_KEY, owning_options
 from gooseslo.schema.store import SCHEMAS, config_folders, group_names, group_options
 from gooseslo.schema.values import type_name
@@ -23,7 +23,8 @@ HELP_COLUMN = 30
 def field_docs() -> dict[tuple[str, str], str]:
     """(class name, field name) -> the docstring below the field."""
     docs = {}
-    for schema in ast.parse(inspect.getsource(groups)).body:
+    schemas = [schema for module in (groups, data_groups) for schema in ast.parse(inspect.getsource(module)).body]
+    for schema in schemas:
         if isinstance(schema, ast.ClassDef):
             for field, below in zip(schema.body, schema.body[1:]):
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):

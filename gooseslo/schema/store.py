@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gooseslo.schema import groups
+from gooseslo.schema import data_groups, groups
 
 SCHEMAS: dict[str, dict[str, type]] = {
     "model": {"model": groups.ModelConfig},
@@ -22,12 +22,12 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "zero": {"stage0": groups.ZeroConfig},
     "fusion": {"off": groups.FusionConfig},
     "data": {
-        "stdlib": groups.StdlibDataConfig,
-        "text": groups.TextDataConfig,
-        "indexed": groups.IndexedDataConfig,
-        "instruction": groups.InstructionDataConfig,
-        "classification": groups.ClassificationDataConfig,
-        "synthetic": groups.SyntheticDataConfig,
+        "stdlib": data_groups.StdlibDataConfig,
+        "text": data_groups.TextDataConfig,
+        "indexed": data_groups.IndexedDataConfig,
+        "instruction": data_groups.InstructionDataConfig,
+        "classification": data_groups.ClassificationDataConfig,
+        "synthetic": data_groups.SyntheticDataConfig,
     },
     "launcher": {
         "local": groups.LauncherConfig,

@@ -5,8 +5,11 @@ from pathlib import Path
 
 
 def children(parent):
-    """The process's children by order of start; of a command that trains, its workers by rank."""
-    return sorted(int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    """The process's children by order of start, none once it has ended; of a command that trains, workers by rank."""
+    try:
+        return sorted(int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    except FileNotFoundError:
+        return []
 
 
 def running(pid):

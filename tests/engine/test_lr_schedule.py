@@ -5,12 +5,7 @@ import math
 import pytest
 
 from gooseslo.engine.lr_schedule import build_lr_schedule, constant, cosine, linear, wsd
-from gooseslo.schema.groups import (
-    ConstantScheduleConfig,
-    CosineScheduleConfig,
-    LinearScheduleConfig,
-    WSDScheduleConfig,
-)
+from gooseslo.schema.groups import ConstantScheduleConfig, CosineScheduleConfig, LinearScheduleConfig, WSDScheduleConfig
 
 
 def test_constant_after_linear_warm_up():

@@ -11,7 +11,7 @@ from gooseslo.engine.loop import Position
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.sources import prepare_data
 from gooseslo.engine.worker import Duties, Worker
-from gooseslo.schema.groups import SyntheticDataConfig
+from gooseslo.schema.data_groups import SyntheticDataConfig
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
 from gooseslo.testing.ranks import run_ranks

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from gooseslo.errors import ConfigError
 from gooseslo.schema.compose import compose_generate, compose_merge, compose_train
+from gooseslo.schema.data_groups import TextDataConfig
 from gooseslo.schema.dump import dump_yaml
-from gooseslo.schema.groups import AdamWConfig, SGDConfig, TextDataConfig, TrainJob
+from gooseslo.schema.groups import AdamWConfig, SGDConfig, TrainJob
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from gooseslo.schema.data_checks import check_data
-from gooseslo.schema.groups import IndexedDataConfig
+from gooseslo.schema.data_groups import IndexedDataConfig
 
 
 def faults(**values):
