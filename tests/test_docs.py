@@ -69,7 +69,10 @@ def run(step, folder, cache):
 def test_a_page_can_be_followed_from_its_top_to_its_end(page, tmp_path):
     for name in ("a.txt", "held-out.txt"):
         (tmp_path / name).write_text("goose honk pond egg reed wing nest\n" * 400, encoding="utf-8")
-    (tmp_path / "b.jsonl").write_text('{"text": "goose honk"}\n' * 50, encoding="utf-8")
+    records = {"b": '{"text": "goose honk"}', "pairs": '{"prompt": "goose? ", "response": "honk"}'}
+    records["moods"] = '{"text": "honk", "label": "glad"}\n{"text": "hiss", "label": "cross"}'
+    for name, record in records.items():
+        (tmp_path / f"{name}.jsonl").write_text(f"{record}\n" * 50, encoding="utf-8")
     outputs = []
     for step in steps(page):
         if isinstance(step, Command) and (step.words[0] in OTHERS or "model=gpt2" in step.words):
