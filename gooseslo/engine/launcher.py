@@ -141,7 +141,8 @@ class _Interruption:
             self._reason = "the second signal ended it at once"
         self._ended = True
         self._watchdog.condemn()
-        raise _Ended(Interrupted(self.number, reason=self._reason))
+        if not _in_fork_hook(frame):  # what is raised there is only printed; the workers end all the same
+            raise _Ended(Interrupted(self.number, reason=self._reason))
 
     def or_else(self, failures: list[Failure]) -> GooseError:
         """The error to raise where workers failed: Interrupted where that happened on the way out."""
@@ -155,6 +156,12 @@ class _Interruption:
         killed = self._reason and self._watchdog.silent and (cause.missing or cause.in_collective)
         reason = self._reason if killed else f"not saved: rank {cause.rank}: {cause.summary()}"
         return Interrupted(interrupted_by, reason=reason)
+
+
+def _in_fork_hook(frame: FrameType | None) -> bool:
+    """Whether this is one of logging's hooks around os.fork."""
+    hooks = {"_acquireLock", "_releaseLock"}
+    return frame is not None and frame.f_code.co_filename == logging.__file__ and frame.f_code.co_name in hooks
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gooseslo.data.mixture import Mixture
-from gooseslo.data.supervised.prepare import RecordFiles
+from gooseslo.data.supervised.record_files import RecordFiles
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.engine.run_folder import check_run_folder
 from gooseslo.engine.start import find_start

@@ -15,7 +15,8 @@ from gooseslo.data.stdlib_corpus import StdlibCorpus
 from gooseslo.data.supervised.classification import ClassificationTask
 from gooseslo.data.supervised.example import Task
 from gooseslo.data.supervised.instruction import InstructionTask
-from gooseslo.data.supervised.prepare import PreparedExamples, RecordFiles, prepare_examples
+from gooseslo.data.supervised.prepare import PreparedExamples, prepare_examples
+from gooseslo.data.supervised.record_files import RecordFiles
 from gooseslo.data.text_files import TextCorpus
 from gooseslo.parallel.random import derive_seed
 from gooseslo.schema.data_groups import (

@@ -22,6 +22,7 @@ from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import TrainStep
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.policies.registry import CLASSIFICATION
+from gooseslo.schema.data_groups import ClassificationDataConfig, StdlibDataConfig
 from gooseslo.schema.groups import LauncherConfig, ModelConfig, ParallelConfig, TrainConfig, TrainJob
 
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -93,6 +94,7 @@ class Case:
                 bf16_mode=self.bf16_mode,
                 clip_grad_norm=self.clip_grad_norm,
             ),
+            data=ClassificationDataConfig(train="-") if self.head == CLASSIFICATION else StdlibDataConfig(),
             launcher=LauncherConfig(workers=self.world_size),
             device=self.device,
         )

@@ -7,7 +7,8 @@ import pytest
 
 from gooseslo.data.supervised.classification import ClassificationTask
 from gooseslo.data.supervised.instruction import InstructionTask
-from gooseslo.data.supervised.prepare import RecordFiles, prepare_examples
+from gooseslo.data.supervised.prepare import prepare_examples
+from gooseslo.data.supervised.record_files import RecordFiles
 from gooseslo.errors import DataError
 
 PAIRS = [{"prompt": f"how many {word}? ", "response": f"{number} of {word}"} for number, word in enumerate("abcdefgh")]

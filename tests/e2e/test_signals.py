@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SAVE_NOW while a run trains: what is saved, what is said, and that the run goes on from it."""
 
+import contextlib
 import os
 import random
 import shlex
@@ -142,7 +143,8 @@ def test_a_run_that_is_interrupted_twenty_times_is_the_run_that_is_not(train, sh
         pids = children(process.pid)
         time.sleep(dice.uniform(0, 4))
         number = dice.choice([signal.SIGINT, signal.SIGTERM])
-        os.killpg(process.pid, number) if dice.random() < 0.5 else process.send_signal(number)
+        with contextlib.suppress(ProcessLookupError):  # it had come to its end
+            os.killpg(process.pid, number) if dice.random() < 0.5 else process.send_signal(number)
         _, error = process.communicate(timeout=100)
         assert "Traceback" not in error
         assert not any(running(pid) for pid in pids) and shell.left_behind == []

@@ -69,7 +69,9 @@ def test_utilisation_counts_all_tokens_of_the_step_against_all_devices():
 
 def test_a_train_line_has_the_promised_fields_and_no_utilisation_on_an_unknown_device():
     topology = Topology(tp=1, pp=1, dp=2)
-    plan = SimpleNamespace(config=M1, num_parameters=M1_PARAMETERS, device="cpu", precision="fp32", topology=topology)
+    plan = SimpleNamespace(
+        head="causal-lm", config=M1, num_parameters=M1_PARAMETERS, device="cpu", precision="fp32", topology=topology
+    )
     line = describer(plan, sequence_length=128)(record())
     assert " ".join(line) == (
         "kind step loss lr grad_norm tokens consumed_samples consumed_tokens step_seconds data_wait_seconds "

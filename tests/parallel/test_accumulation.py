@@ -1,7 +1,5 @@
 """Accumulation over micro-batches, on cases with known values: tokens weigh equally, and nothing is scaled twice."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -38,7 +36,7 @@ def test_the_order_of_gradients_does_not_matter(sums):
 
 
 def test_a_micro_batch_without_labels_adds_nothing():
-    loss = StepLoss(vocabulary_start=0, context=SimpleNamespace(tp_group=None))
+    loss = StepLoss(vocabulary_start=0, group=None)
     loss.num_tokens = 8
     logits = torch.randn(1, 3, 5, requires_grad=True)
     value = loss(logits, torch.full((1, 3), -100))

@@ -15,14 +15,13 @@ import tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.cache_folder import find_or_make, folder_of
-from gooseslo.data.corpus import SPLITS
 from gooseslo.data.indexed.layout import bin_path, choose_dtype, idx_path, write_index
 from gooseslo.data.indexed.readers import open_indexed
-from gooseslo.data.records import BadRecordError, read_object
 from gooseslo.data.supervised.classification import class_names
 from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.data.supervised.example import Encoder, Task
-from gooseslo.data.text_files import Source, identity_of, read_sources, record_lines
+from gooseslo.data.supervised.record_files import RecordFiles
+from gooseslo.data.text_files import identity_of
 from gooseslo.data.tokenizer import choose_tokenizer, fingerprint, table_size
 from gooseslo.errors import DataError
 
@@ -62,29 +61,6 @@ class PreparedExamples:
             packing=self.packing,
             label_at_end=bool(self.label_names),
         )
-
-
-class RecordFiles:
-    """The .jsonl files of each split; relative paths are taken from `base_dir`. DataError for what cannot be used."""
-
-    def __init__(self, *, train: Any, valid: Any = None, test: Any = None, base_dir: Path):
-        given = {"train": train, "valid": valid, "test": test}
-        self.sources: dict[str, tuple[Source, ...]] = {
-            split: read_sources(given[split], key=f"data.{split}", base_dir=base_dir, endings=(".jsonl",))
-            for split in SPLITS
-            if given[split] is not None
-        }
-        if "train" not in self.sources:
-            raise DataError("data.train: no file given\n  give data.train=FILE.jsonl, or a list")
-
-    def map(self, split: str, function: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
-        """`function` of every record; a BadRecordError that it raises becomes a DataError of the file and line."""
-        for source in self.sources[split]:
-            for number, line in record_lines(source):
-                try:
-                    yield function(read_object(line))
-                except BadRecordError as bad:
-                    raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
 
 
 def prepare_examples(

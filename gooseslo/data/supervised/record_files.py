@@ -1,0 +1,35 @@
+"""The .jsonl files that a run of records names; imports nothing that takes long, since it is asked before all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gooseslo.data.corpus import SPLITS
+from gooseslo.data.records import BadRecordError, read_object
+from gooseslo.data.text_files import Source, read_sources, record_lines
+from gooseslo.errors import DataError
+
+
+class RecordFiles:
+    """The .jsonl files of each split; relative paths are taken from `base_dir`. DataError for what cannot be used."""
+
+    def __init__(self, *, train: Any, valid: Any = None, test: Any = None, base_dir: Path):
+        given = {"train": train, "valid": valid, "test": test}
+        self.sources: dict[str, tuple[Source, ...]] = {
+            split: read_sources(given[split], key=f"data.{split}", base_dir=base_dir, endings=(".jsonl",))
+            for split in SPLITS
+            if given[split] is not None
+        }
+        if "train" not in self.sources:
+            raise DataError("data.train: no file given\n  give data.train=FILE.jsonl, or a list")
+
+    def map(self, split: str, function: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
+        """`function` of every record; a BadRecordError that it raises becomes a DataError of the file and line."""
+        for source in self.sources[split]:
+            for number, line in record_lines(source):
+                try:
+                    yield function(read_object(line))
+                except BadRecordError as bad:
+                    raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
