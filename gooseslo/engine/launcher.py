@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.popen_fork import Popen
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -159,9 +160,12 @@ class _Interruption:
 
 
 def _in_fork_hook(frame: FrameType | None) -> bool:
-    """Whether this is one of logging's hooks around os.fork."""
-    hooks = {"_acquireLock", "_releaseLock"}
-    return frame is not None and frame.f_code.co_filename == logging.__file__ and frame.f_code.co_name in hooks
+    """Whether this is one of the functions that Python calls around os.fork, or called by one."""
+    forking = Popen._launch.__code__  # type: ignore[attr-defined]
+    caller = frame and frame.f_back
+    while caller is not None and caller.f_code is not forking:
+        caller = caller.f_back
+    return caller is not None
 
 
 @contextlib.contextmanager

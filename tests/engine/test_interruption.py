@@ -1,8 +1,9 @@
 """Where the parent's signal handler may raise, and where it may not."""
 
-import inspect
-import logging
+import os
 import signal
+import sys
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
@@ -10,15 +11,24 @@ import pytest
 from gooseslo.engine import launcher
 
 
-def test_in_a_hook_of_fork_nothing_is_raised_and_the_workers_end_all_the_same(tmp_path):
+def test_in_a_hook_of_fork_nothing_is_raised_and_the_workers_end_all_the_same(tmp_path, monkeypatch):
     """Python prints what such a hook raises, and goes on."""
-    condemned = []
+    condemned, armed, lost = [], [True], []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
     watchdog = SimpleNamespace(condemn=lambda: condemned.append(True))
-    spec = SimpleNamespace(shutdown_seconds=1)
-    hook = SimpleNamespace(f_code=getattr(logging, "_releaseLock", None) and logging._releaseLock.__code__)
-    if hook.f_code is not None:  # Python 3.13 has hooks in C
-        launcher._Interruption(spec, watchdog, tmp_path).on_signal(signal.SIGINT, hook)
-        assert condemned == [True]
+    interruption = launcher._Interruption(SimpleNamespace(shutdown_seconds=1), watchdog, tmp_path)
+
+    def hook():
+        if armed:
+            interruption.on_signal(signal.SIGINT, sys._getframe())
+
+    os.register_at_fork(after_in_parent=hook)
+    child = get_context("fork").Process(target=os._exit, args=(0,))
+    child.start()
+    child.join()
+    armed.clear()
+    assert condemned == [True] and lost == []
     with pytest.raises(launcher._Ended):
-        launcher._Interruption(spec, watchdog, tmp_path).on_signal(signal.SIGINT, inspect.currentframe())
-    assert condemned[-1]
+        launcher._Interruption(SimpleNamespace(shutdown_seconds=1), watchdog, tmp_path).on_signal(
+            signal.SIGINT, sys._getframe()
+        )
