@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from gooseslo.data.index_cache import IndexCache
-from gooseslo.data.indexed.layout import bin_path, idx_path
+from gooseslo.data.indexed.layout import bin_path, file_stamp, idx_path
 from gooseslo.data.indexed.readers import open_indexed
 from gooseslo.data.packed import random_words
-from gooseslo.data.sample import Sample, cut_sample
+from gooseslo.data.sample import IGNORED_LABEL, Sample, cut_sample
 from gooseslo.errors import DataError
 
 _FORMAT = 1
@@ -55,6 +55,10 @@ class DatasetForCausalLM:
             raise DataError(
                 f"{split_type}: start={start_weight}, end={end_weight} of {self.prefix}: wants 0 <= start < end <= 1"
             )
+        # Before they are opened: files that are put in their place later must not be taken for these.
+        self._stamp = (
+            file_stamp(self.prefix) if idx_path(self.prefix).exists() and bin_path(self.prefix).exists() else []
+        )
         self.reader = open_indexed(self.prefix, binarization_impl)
         total = self.reader.num_documents
         self.documents = range(round(start_weight * total), round(end_weight * total))
@@ -92,7 +96,10 @@ class DatasetForCausalLM:
         `shift_labels`, where they are given, as they are.
         """
         input_ids, shifted, positions = self.sample(number)
-        labels = {"labels": torch.from_numpy(input_ids.copy()), "shift_labels": torch.from_numpy(shifted)}
+        own = input_ids.copy()
+        if positions is not None:
+            own[positions == 0] = IGNORED_LABEL  # the first token of a document is not for the one before it to learn
+        labels = {"labels": torch.from_numpy(own), "shift_labels": torch.from_numpy(shifted)}
         places = {} if positions is None else {"position_ids": torch.from_numpy(positions)}
         return {"input_ids": torch.from_numpy(input_ids), **labels, **places}
 
@@ -127,13 +134,11 @@ class DatasetForCausalLM:
         for number, arrays in self._recent:
             if number == block:
                 return arrays[row]
-        files = [path.stat() for path in (idx_path(self.prefix), bin_path(self.prefix))]
-        facts = [
-            ["causal", _FORMAT, self.seed, block, self.documents.start, self.documents.stop],
-            [[stat.st_size, stat.st_mtime_ns] for stat in files],
-        ]
+        facts = [["causal", _FORMAT, self.seed, block, self.documents.start, self.documents.stop], self._stamp]
         shape = (self._epochs_a_file, 2, len(self.documents) + 1)
         arrays = self._cache.array(facts, lambda: self._lay_out(block, shape), shape=shape, label="documents")
+        if (arrays[:, 0, -1] != self.num_tokens).any():  # of other files, after all
+            arrays = self._lay_out(block, shape)
         self._recent = ((block, arrays), *self._recent[:1])  # replaced as a whole: several threads may ask
         return arrays[row]
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def _read(path: Path, key: bytes, shape: tuple[int, ...]) -> np.ndarray | None:
     """The array, mapped; None where there is no file, or another than it should be."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError):  # of a damaged header
         return None
     head = np.frombuffer(key, dtype=np.int64)
     whole = mapped.dtype == np.int64 and mapped.shape == (len(head) + int(np.prod(shape)),)

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.cache_folder import find_or_make, folder_of
-from gooseslo.data.tokenizer import check_fits, fingerprint, load_tokenizer
+from gooseslo.data.tokenizer import check_fits, fingerprint, load_tokenizer, rendering
 from gooseslo.errors import DataError
 
 _FORMAT = 1
@@ -51,7 +51,7 @@ def find_tokenizer(
             "warning: no tokenizer will lie beside the checkpoints: %s", str(error).partition("\n")[0]
         )
         return None
-    final = folder_of(cache_dir, "tokenizer", [_FORMAT, fingerprint(tokenizer)])
+    final = folder_of(cache_dir, "tokenizer", [_FORMAT, fingerprint(tokenizer), rendering(tokenizer)])
 
     def read(folder: Path) -> Path | None:
         return folder if (folder / "tokenizer_config.json").is_file() else None

@@ -14,7 +14,7 @@ from gooseslo.data.blend import DatasetBlender
 from gooseslo.data.causal_lm import DatasetForCausalLM
 from gooseslo.data.corpus import SPLITS
 from gooseslo.data.index_cache import IndexCache
-from gooseslo.data.indexed.layout import IndexArrays, bin_path, idx_path, read_index
+from gooseslo.data.indexed.layout import IndexArrays, bin_path, file_stamp, read_index
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.errors import DataError
 
@@ -53,7 +53,7 @@ def _read_part(item: Any, *, key: str, base_dir: Path) -> Part:
     path = base_dir / fields.pop("path")
     if path.suffix in (".bin", ".idx") and path.is_file():
         path = path.with_suffix("")
-    return Part(key=key, prefix=path, **{name: number for name, number in fields.items() if number is not None})
+    return Part(key=key, prefix=path, **{name: float(number) for name, number in fields.items() if number is not None})
 
 
 def open_split(
@@ -206,8 +206,7 @@ def find_id_range(prefix: Path, index: IndexArrays, *, say: Any = lambda message
                 smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
         return np.array([smallest, largest])
 
-    files = [path.stat() for path in (idx_path(prefix), bin_path(prefix))]
-    facts = ["ids", [[stat.st_size, stat.st_mtime_ns] for stat in files]]
+    facts = ["ids", file_stamp(prefix)]
     cache = IndexCache(prefix.parent / f"{prefix.name}.cache")
     smallest, largest = cache.array(facts, scan, shape=(2,), label="ids")
     return int(smallest), int(largest)

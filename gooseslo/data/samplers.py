@@ -54,9 +54,13 @@ class DistributedProxySampler(Sampler[int]):
         return self._share(len(self.sampler))
 
     def __iter__(self) -> Iterator[int]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(random_words((4, self.seed, self.epoch), 1)[0]) >> 1)
+        before = torch.get_rng_state()
+        try:
+            # The CPU's generator alone: torch.manual_seed would set those of the devices too.
+            torch.default_generator.manual_seed(int(random_words((4, self.seed, self.epoch), 1)[0]) >> 1)
             indices = list(self.sampler)
+        finally:
+            torch.set_rng_state(before)
         if self.shuffle:
             words = random_words((5, self.seed, self.epoch), len(indices))
             indices = [indices[place] for place in np.argsort(words, kind="stable")]

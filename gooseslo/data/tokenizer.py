@@ -149,10 +149,21 @@ def table_size(tokenizer: PreTrainedTokenizerBase) -> int:
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash that changes when the ids of some text might."""
     if tokenizer.is_fast:
-        content = tokenizer.backend_tokenizer.to_str()
+        backend = tokenizer.backend_tokenizer
+        if backend.truncation or backend.padding:  # settings of an earlier call, which no encoding of ours has
+            backend = Tokenizer.from_str(backend.to_str())
+            backend.no_truncation()
+            backend.no_padding()
+        content = backend.to_str()
     else:
         content = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
     return hashlib.sha256(f"{tokenizer.eos_token_id} {content}".encode()).hexdigest()
+
+
+def rendering(tokenizer: PreTrainedTokenizerBase) -> list[object]:
+    """JSON values on which chats and padding depend beside the ids: what `fingerprint` leaves out."""
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return [tokenizer.chat_template, special, tokenizer.pad_token_id]
 
 
 class DocumentEncoder:

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -161,11 +162,11 @@ class _Interruption:
 
 def _in_fork_hook(frame: FrameType | None) -> bool:
     """Whether this is one of the functions that Python calls around os.fork, or called by one."""
-    forking = Popen._launch.__code__  # type: ignore[attr-defined]
+    forking, forked = Popen._launch.__code__, BaseProcess._bootstrap.__code__  # type: ignore[attr-defined]
     caller = frame and frame.f_back
-    while caller is not None and caller.f_code is not forking:
+    while caller is not None and caller.f_code not in (forking, forked):
         caller = caller.f_back
-    return caller is not None
+    return caller is not None and caller.f_code is forking
 
 
 @contextlib.contextmanager

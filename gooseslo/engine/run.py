@@ -10,6 +10,7 @@ from typing import TextIO
 
 import torch
 
+from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.engine.build import build_trainer
 from gooseslo.engine.checkpoint.folders import clean_up, find_latest, passed_over, read_state
 from gooseslo.engine.checkpoint.manifest import Manifest
@@ -105,7 +106,10 @@ def _prepare(job: TrainJob, plan: Plan, start: Path | None, *, cache_dir: Path, 
         progress=lambda message: _say(console, job, message),
     )
     for split in splits_to_check(job, data.splits):
-        data.dataset(split, job.train.sequence_length)
+        dataset = data.dataset(split, job.train.sequence_length)
+        if isinstance(dataset, ExampleDataset) and dataset.num_cut:
+            how_many = f"{dataset.num_cut} of its {dataset.num_examples} examples"
+            _say(console, job, f"warning: data.{split}: {how_many} are cut to train.sequence_length tokens")
     if start is not None:
         check_same_data(start, data.identity)
     return data

@@ -195,17 +195,24 @@ def test_a_sidecar_reads_back(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "cannot be read"),
-        ("[1]", "not written by gooseslo"),
-        ('{"format": 2}', "format 2 is newer"),
-        ('{"format": 1}', "damaged: 'sources'"),
-        ('{"format": 1, "sources": [], "extra": 1}', "damaged"),
+        ("", "cannot be read"),
+        ("}", "damaged: it has no format"),
+        (', "format": 2}', "format 2 is newer"),
+        (', "format": 1}', "damaged: 'sources'"),
+        (', "format": 1, "sources": [], "extra": 1}', "damaged"),
+        (SIDECAR.to_json().partition('"gpt2"')[2].replace('"tokens": 12', '"tokens": "12"'), "its tokens is '12'"),
+        (SIDECAR.to_json().partition('"gpt2"')[2].replace('_id": 9', '_id": null'), "its largest_token_id is None"),
     ],
 )
 def test_a_sidecar_that_is_none_is_refused(tmp_path, content, words):
-    (tmp_path / "x.json").write_text(content)
+    (tmp_path / "x.json").write_text('{\n  "tokenizer": "gpt2"' + content)
     with pytest.raises(DataError, match=words):
         Sidecar.read(tmp_path / "x")
+
+
+def test_the_text_of_others_is_no_sidecar(tmp_path):
+    (tmp_path / "x.json").write_text('{"text": "goose"}\n{"text": "honk"}\n')
+    assert Sidecar.read(tmp_path / "x") is None
 
 
 def test_names_with_dots_keep_them(tmp_path):

@@ -121,12 +121,15 @@ def test_packed_examples_are_documents_of_their_own(tmp_path):
     assert data.sample(1).input_ids.tolist() == sample.input_ids.tolist(), "numbers go on over epochs"
 
 
-@pytest.mark.parametrize(("label_at_end", "last"), [(False, 7), (True, 0)])
-def test_what_is_too_long_is_cut_and_counted(tmp_path, label_at_end, last):
+@pytest.mark.parametrize(
+    ("label_at_end", "read", "learnt"),
+    [(False, [4, 5, 6, 7], [5, 6, 7, 0]), (True, [3, 4, 5, 6], [-100, 5, 6, 0])],
+)
+def test_what_is_too_long_is_cut_and_counted(tmp_path, label_at_end, read, learnt):
     options = {"sequence_length": 4, "pad_id": 2, "label_at_end": label_at_end}
     data = dataset(tmp_path, [[3, 4, 5, 6, 7], [3]], [[-100, 5, 6, 7, 0], [0]], **options)
     assert (data.num_samples, data.num_cut) == (2, 1)
-    assert data.sample(0).input_ids.tolist() == [3, 4, 5, 6] and data.sample(0).labels.tolist() == [-100, 5, 6, last]
+    assert data.sample(0).input_ids.tolist() == read and data.sample(0).labels.tolist() == learnt
     assert data.sample(1).input_ids.tolist() == [3, 2, 2, 2] and data.sample(1).labels.tolist() == [0, -100, -100, -100]
 
 

@@ -36,5 +36,8 @@ def test_the_index_says_where_documents_begin(tmp_path, reader):
             label if label == token + 1 else -100 for token, label in zip(tokens[:-1].tolist(), tokens[1:].tolist())
         ]
         assert sample.labels.tolist() == expected
-    assert set(data.example(0)) == {"input_ids", "labels", "shift_labels", "position_ids"}
+    example = data.example(1)
+    assert set(example) == {"input_ids", "labels", "shift_labels", "position_ids"}
+    # A loss that shifts the labels itself, and knows nothing of shift_labels, learns the same but for the last place.
+    assert example["labels"][1:].tolist() == example["shift_labels"][:-1].tolist()
     assert DatasetForCausalLM(tmp_path / "a", 5, reader).sample(0).position_ids is None

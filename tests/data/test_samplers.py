@@ -44,10 +44,11 @@ def test_a_sampler_that_draws_gives_all_replicas_the_same(sampler, shuffle):
     assert epochs[0] != epochs[1]
 
 
-def test_it_leaves_torchs_generator_as_it_was():
+def test_it_leaves_torchs_generators_as_they_were(monkeypatch):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("those of the devices are seeded too"))
     list(DistributedProxySampler(RandomSampler(range(9)), 2, 0))
     assert torch.equal(torch.rand(3), expected)
 

@@ -1,6 +1,7 @@
 """Records on the disk to samples: kept once, refused by file and line, with the classes that the train split has."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -76,6 +77,18 @@ def test_it_is_made_once_and_anew_when_the_text_changes(prepared):
     assert said == []
 
 
+def test_another_chat_template_makes_it_anew(prepared, tmp_path):
+    one = prepared(InstructionTask(), PAIRS)
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(one.tokenizer_folder, folder)
+    templates = ["{% for m in messages %}" + mark + "{{ m.content }}{% endfor %}" for mark in ("<a>", "<b>")]
+    contents = []
+    for template in templates:
+        (folder / "chat_template.jinja").write_text(template)
+        contents.append(prepared(InstructionTask(), PAIRS, tokenizer=str(folder), vocab_size=None).content)
+    assert len({one.content, *contents}) == 3
+
+
 def test_classes_have_numbers_in_the_order_of_the_alphabet(prepared):
     made = prepared(ClassificationTask(), TEXTS, valid=TEXTS[:4], packing=False)
     assert made.label_names == ("cross", "glad", "sleepy")
@@ -110,6 +123,7 @@ def test_numbers_are_classes_from_zero(prepared):
         (InstructionTask(response_key="answer"), PAIRS, r"no key 'answer'.*\n.*data\.response_key"),
         (ClassificationTask(), [{"text": "x"}], r"line 1: no key 'label'; keys: text\n.*data\.label_key"),
         (ClassificationTask(), [{"text": "x", "label": -1}], "'label' is -1; classes are counted from 0"),
+        (ClassificationTask(), [{"text": "x", "label": 10**12}], "line 1: 'label' is 1000000000000, beyond the 65536"),
         (ClassificationTask(), [{"text": "x", "label": 0.5}], "'label' is neither a whole number nor a text"),
         (ClassificationTask(), [{"text": "x", "label": True}], "'label' is neither a whole number nor a text"),
         (ClassificationTask(), [TEXTS[0], TEXTS_BY_NUMBER[0]], "numbers in some records and texts in others"),

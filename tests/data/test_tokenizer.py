@@ -8,6 +8,7 @@ from gooseslo.data.tokenizer import (
     DocumentEncoder,
     check_fits,
     choose_vocab_size,
+    fingerprint,
     load_tokenizer,
     table_size,
     train_tokenizer,
@@ -32,6 +33,15 @@ def test_added_tokens_count_towards_the_table():
     with pytest.raises(DataError) as caught:
         check_fits(tokenizer, name="t0", model_vocab_size=10)
     assert all(word in str(caught.value) for word in ["data.tokenizer=t0", "11", "model.config.vocab_size=10"])
+
+
+def test_settings_of_an_earlier_call_are_not_the_tokenizers():
+    tokenizer = word_tokenizer()
+    before = fingerprint(tokenizer)
+    tokenizer(["goose", "goose honk pond"], padding=True, truncation=True, max_length=2)
+    assert fingerprint(tokenizer) == before
+    tokenizer.add_tokens(["gander"])
+    assert fingerprint(tokenizer) != before
 
 
 def test_built_in_tokenizer_spells_every_text_and_reloads(tmp_path):

@@ -65,6 +65,12 @@ def idx_path(prefix: Path) -> Path:
     return prefix.parent / f"{prefix.name}.idx"
 
 
+def file_stamp(prefix: Path) -> list[list[int]]:
+    """JSON values that change when a file of the prefix is replaced or written to; a copy has others too."""
+    stats = [path.stat() for path in (idx_path(prefix), bin_path(prefix))]
+    return [[stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for stat in stats]
+
+
 def choose_dtype(vocab_size: int) -> np.dtype:
     """The smallest token type for ids below `vocab_size` that Megatron writes too: 16 bits, or else 32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from gooseslo.errors import DataError
 
 FORMAT = 1
+_BEGINNING = re.compile(rb'\s*\{\s*"tokenizer"\s*:')
+"""Of every sidecar, however it was laid out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,15 @@ class Sidecar:
 
     @classmethod
     def read(cls, prefix: Path) -> Sidecar | None:
-        """That of a prefix; None where there is none, as beside files of other tools. DataError if it is not one."""
+        """That of a prefix; None where there is none, as beside files of other tools. DataError if it is damaged.
+
+        A .json of another kind, such as the text that the tokens were made of, is nobody's sidecar.
+        """
         path = sidecar_path(prefix)
         try:
+            with path.open("rb") as file:
+                if not _BEGINNING.match(file.read(64)):
+                    return None
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
@@ -61,15 +70,20 @@ class Sidecar:
 
     @classmethod
     def _from_json(cls, path: Path, content: Any) -> Sidecar:
-        if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-            raise DataError(f"{path}: not written by gooseslo preprocess\n  remove it, or give another prefix")
+        if not isinstance(content.get("format"), int):
+            raise DataError(f"{path}: damaged: it has no format")
         if content["format"] > FORMAT:
             raise DataError(f"{path}: format {content['format']} is newer than this gooseslo knows ({FORMAT})")
         try:
             sources = tuple(SourceFile(**source) for source in content.pop("sources"))
-            return cls(sources=sources, **content)
+            sidecar = cls(sources=sources, **content)
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {error}") from error
+        for name in ("tokenizer", "tokenizer_hash", "vocab_size", "largest_token_id", "dtype", "documents", "tokens"):
+            value, expected = getattr(sidecar, name), str if name.startswith(("tokenizer", "dtype")) else int
+            if type(value) is not expected:
+                raise DataError(f"{path}: damaged: its {name} is {value!r}")
+        return sidecar
 
     def check_counts(self, prefix: Path, *, documents: int, tokens: int) -> None:
         """DataError if it speaks of other files than those beside it."""
@@ -80,7 +94,7 @@ class Sidecar:
             )
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
 def sidecar_path(prefix: Path) -> Path:

@@ -15,6 +15,7 @@ from gooseslo.data.preprocess.chunks import Placed
 from gooseslo.data.preprocess.folder import Tally, WorkFolder
 from gooseslo.data.preprocess.work import Encoded, Rejected
 from gooseslo.errors import DataError
+from gooseslo.staging import flush
 
 _LARGEST_LENGTH = 2**31 - 1
 
@@ -159,7 +160,7 @@ class TokenWriter:
         self.tally.rejected += len(rejected)
         for each in rejected:
             record = {"file": name, "line": each.line, "reason": each.rule, "record": each.raw}
-            self._files["rejected"].append((json.dumps(record, ensure_ascii=False) + "\n").encode())
+            self._files["rejected"].append((json.dumps(record) + "\n").encode())
 
     def finish(self, sidecar: Sidecar) -> None:
         """Write what is known at the end only, the index and the facts, and wait until all is on the disk."""
@@ -170,3 +171,5 @@ class TokenWriter:
         if self.tally.rejected == 0:
             folder.rejected.unlink()
         self.flush()
+        for path in (folder.index, folder.sidecar, folder.path):
+            flush(path)

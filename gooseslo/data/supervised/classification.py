@@ -14,6 +14,9 @@ from gooseslo.data.supervised.example import Example, text_of
 from gooseslo.data.tokenizer import DocumentEncoder
 from gooseslo.errors import DataError
 
+_MOST_CLASSES = 1 << 16
+"""A larger number is no class, but what stands in the wrong column."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask:
@@ -39,6 +42,9 @@ class ClassificationTask:
             raise BadRecordError(f"{self.label_key!r} is neither a whole number nor a text")
         if isinstance(label, int) and label < 0:
             raise BadRecordError(f"{self.label_key!r} is {label}; classes are counted from 0")
+        if isinstance(label, int) and label >= _MOST_CLASSES:
+            rule = f"{self.label_key!r} is {label}, beyond the {_MOST_CLASSES} classes that numbers can name"
+            raise BadRecordError(rule, "a class may also have a name: a text")
         return label
 
     def encoder(self, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> ClassificationEncoder:

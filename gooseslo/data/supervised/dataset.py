@@ -26,13 +26,17 @@ class ExampleDataset:
         packing: bool,
         label_at_end: bool = False,
     ):
-        """An example that is longer than a sample is cut; with `label_at_end` its last label stays at the end."""
+        """Of an example that is longer than a sample the end is kept: its response, and less of its prompt.
+
+        With `label_at_end` the beginning is kept, and the label of its last token stays the last.
+        """
         assert np.array_equal(input_ids.sizes, labels.sizes)
         self.sequence_length = sequence_length
         self._input_ids, self._labels, self._pad_id, self._label_at_end = input_ids, labels, pad_id, label_at_end
         sizes = np.asarray(input_ids.sizes, dtype=np.int64)
         self.num_cut = int((sizes > sequence_length).sum())
         """Examples that are longer than a sample."""
+        self.num_examples = len(sizes)
         self._lengths = np.minimum(sizes, sequence_length)
         if packing:
             self._examples, self._starts = pack(self._lengths, sequence_length)
@@ -55,8 +59,9 @@ class ExampleDataset:
         ends = np.cumsum(self._lengths[examples])
         for example, end in zip(examples.tolist(), ends.tolist()):
             length = int(self._lengths[example])
-            input_ids[end - length : end] = self._input_ids.get(example, 0, length)
-            labels[end - length : end] = self._labels.get(example, 0, length)
+            begin = 0 if self._label_at_end else int(self._input_ids.sizes[example]) - length
+            input_ids[end - length : end] = self._input_ids.get(example, begin, length)
+            labels[end - length : end] = self._labels.get(example, begin, length)
             if self._label_at_end:
                 labels[end - 1] = self._labels[example][-1]
         parts = ends[ends < self.sequence_length]  # the padding is a document of its own

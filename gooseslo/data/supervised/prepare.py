@@ -22,7 +22,7 @@ from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.data.supervised.example import Encoder, Task
 from gooseslo.data.supervised.record_files import RecordFiles
 from gooseslo.data.text_files import identity_of
-from gooseslo.data.tokenizer import choose_tokenizer, fingerprint, table_size
+from gooseslo.data.tokenizer import choose_tokenizer, fingerprint, rendering, table_size
 from gooseslo.errors import DataError
 
 _FORMAT = 1
@@ -89,6 +89,8 @@ def prepare_examples(
         _encode(files, task, made, folder, progress)
 
     facts = [_FORMAT, tokenizers.__version__, task.identity(), identity_of(files.sources), chosen.key]
+    if chosen.given is not None:
+        facts.append(rendering(chosen.given))
 
     def read(folder: Path) -> PreparedExamples | None:
         return _read(folder, packing=packing)
