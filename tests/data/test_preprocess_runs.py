@@ -491,26 +491,39 @@ def test_a_full_disk_is_said_and_can_be_gone_on_from(bench, monkeypatch):
     assert "going on with out" in bench.said and bench.files() == bench.files("whole")
 
 
+def written(bench):
+    """Bytes of tokens so far."""
+    try:
+        return (bench.folder / ".out.preprocess" / "tokens.bin").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def killed_and_resumed(bench, kills, *, seed):
     """Kill the process that often at random moments of its work, going on each time; how often it had work left."""
     documents = texts(1500 * kills, longest=20)
     write_jsonl(bench.folder / "docs.jsonl", documents)
     bench.run("docs.jsonl", output="whole")
     size, draw = len(bench.files("whole")[0]), random.Random(seed)
-    tokens = bench.folder / ".out.preprocess" / "tokens.bin"
-    went_on = 0
-    for part in sorted(draw.uniform(0.05, 0.95) for _ in range(kills)):
+    went_on, killed = 0, 0
+    parts = sorted(draw.uniform(0.05, 0.95) for _ in range(kills))
+    while killed < kills:
         went_on += (bench.folder / ".out.preprocess" / "journal.json").exists()
         process = multiprocessing.get_context("fork").Process(
             target=bench.run, args=("docs.jsonl",), kwargs={"resume": True, "chunk_size": 1, "workers": 2}
         )
         process.start()
-        while not tokens.exists() or tokens.stat().st_size < part * size:
-            assert process.is_alive()
+        while process.is_alive() and written(bench) < parts[killed] * size:
+            time.sleep(0.001)
         time.sleep(draw.uniform(0, 0.01))
         process.kill()
         process.join()
-        assert process.exitcode == -signal.SIGKILL
+        assert process.exitcode in (-signal.SIGKILL, 0)
+        killed += process.exitcode != 0
+        if process.exitcode == 0:  # it was done first, on a machine that is busy with something else
+            assert bench.files() == bench.files("whole")
+            for path in bench.folder.glob("out.*"):
+                path.unlink()
     bench.run("docs.jsonl", resume=True)
     assert bench.files() == bench.files("whole")
     assert bench.left() == ["out.bin", "out.idx", "out.json"]

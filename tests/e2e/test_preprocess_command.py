@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Shell
+from processes import children, wait_for
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from preprocess_cases import texts, word_tokenizer, write_jsonl
@@ -38,17 +39,11 @@ def long_job(folder):
     return "input=long.jsonl"
 
 
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_a_killed_worker_is_named_and_a_rerun_starts_clean(shell):
     given = long_job(shell.folder)
     process = shell.start(*JOB, given, SLOWLY)
-    while "worker process" not in process.stderr.readline():
-        pass
-    while len(children(process.pid)) < 2:
-        time.sleep(0.01)
+    assert any("worker process" in line for line in iter(process.stderr.readline, ""))
+    wait_for(lambda: process.poll() is not None or len(children(process.pid)) == 2)
     victim = children(process.pid)[1]
     os.kill(victim, signal.SIGKILL)
     begin = time.monotonic()
@@ -70,8 +65,7 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(shell, number, code):
     assert process.stderr.readline().startswith("out: 2 worker processes, ")
     workers = children(process.pid)
     journal = shell.folder / ".out.preprocess" / "journal.json"
-    while not journal.exists():
-        time.sleep(0.01)
+    wait_for(lambda: process.poll() is not None or journal.exists())
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
