@@ -17,8 +17,20 @@ from gooseslo.schema.ranges import (
 )
 
 STANDARD_INPUT = "-"
-INPUT_KEYS = ("train_tokenizer", "format", "eod_token", "workers")
-"""Of preprocess: of no use without `input`; null where not given."""
+INPUT_KEYS = (
+    "train_tokenizer",
+    "text_key",
+    "format",
+    "document",
+    "append_eod",
+    "eod_token",
+    "special_tokens",
+    "workers",
+    "chunk_size",
+    "resume",
+    "on_error",
+)
+"""Of preprocess: of no use without `input`."""
 
 
 def check_preprocess(job: PreprocessJob) -> list[Fault]:
@@ -33,7 +45,7 @@ def check_preprocess(job: PreprocessJob) -> list[Fault]:
         return [*faults, Fault(key=asked[0], rule=rule, way_out=f"give one: {way_out}")]
     if asked == ["input"]:
         return faults + _check_input(job)
-    ignored = [key for key in INPUT_KEYS if getattr(job, key) is not None] + ["resume"] * job.resume
+    ignored = [key for key in INPUT_KEYS if getattr(job, key) != getattr(PreprocessJob(), key)]
     if asked == ["merge"]:
         ignored += ["tokenizer"] * (job.tokenizer is not None)
         if not isinstance(job.merge, list) or len(job.merge) < 2:

@@ -6,8 +6,12 @@ import json
 import os
 import sys
 
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 
+from gooseslo.data.preprocess.columns import column_batches
 from gooseslo.data.preprocess.inputs import find_sources
 from gooseslo.errors import DataError
 
@@ -116,3 +120,22 @@ def test_standard_input_shows_what_it_is(tmp_path, monkeypatch, data, given, kin
     (source,) = find_sources("-", base_dir=tmp_path, file_format=given)
     assert (source.format, source.compression) == kind
     assert sys.stdin.buffer.read() == data
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_rows_of_large_texts_come_few_at_a_time(folder, kind):
+    """What is in memory is bounded by bytes, not by rows."""
+    table = pa.table({"n": range(40), "text": [f"{number} " * (1 << 18) for number in range(10, 50)]})
+    if kind == "parquet":
+        pa.parquet.write_table(table, folder / "rows.parquet")
+        name = "rows.parquet"
+    else:
+        (folder / "set").mkdir()
+        with pa.OSFile(str(folder / "set" / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+            out.write_table(table)
+        (folder / "set" / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+        name = "set"
+    (source,) = find_sources(name, base_dir=folder)
+    batches = [values for values, _ in column_batches(source, "text", skip_rows=3, batch_rows=1024)]
+    assert [value for values in batches for value in values] == table["text"].to_pylist()[3:]
+    assert max(map(len, batches)) <= 6

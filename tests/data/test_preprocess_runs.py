@@ -1,5 +1,6 @@
 """Preprocessing as a whole: every token of every document, once, in order, whatever the workers do."""
 
+import errno
 import gzip
 import json
 import multiprocessing
@@ -21,7 +22,7 @@ from test_indexed_files import independent_read
 from transformers import BertTokenizerLegacy
 
 from gooseslo.data.indexed.sidecar import Sidecar
-from gooseslo.data.preprocess import tokenise
+from gooseslo.data.preprocess import folder, run, tokenise, writer
 from gooseslo.data.preprocess.chunks import Placed, Position
 from gooseslo.data.preprocess.encoding import Encoding
 from gooseslo.data.preprocess.folder import WorkFolder
@@ -424,6 +425,36 @@ def test_a_run_killed_between_two_names_is_finished_by_resume(bench, monkeypatch
     bench.run("docs.jsonl", resume=True, **options)
     assert bench.files() == bench.files("whole")
     assert bench.left() == ["out.bin", "out.idx", "out.json", "out.tokenizer"]
+
+
+def test_what_a_finished_run_left_behind_is_removed(bench):
+    """Killed when the last file had its name, and the work folder was still there."""
+    write_jsonl(bench.folder / "docs.jsonl", texts(50))
+    bench.run("docs.jsonl")
+    (bench.folder / ".out.preprocess").mkdir()
+    (bench.folder / ".out.preprocess" / "journal.json").write_text("{}")
+    bench.run("docs.jsonl", resume=True)
+    assert bench.left() == ["out.bin", "out.idx", "out.json"]
+
+
+@pytest.mark.parametrize("place", ["the tokenizer", "the names", "the index"])
+def test_a_disk_that_is_full_at_any_time_is_said(bench, monkeypatch, place):
+    """While the tokenizer is kept, when files get their names, when the index is written: no traceback, no output."""
+    write_jsonl(bench.folder / "docs.jsonl", texts(50))
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    places = {"the tokenizer": (run, "staged_folder"), "the names": (folder, "flush")}
+    module, name = {**places, "the index": (writer, "write_index")}[place]
+    options = {"tokenizer": None, "train_tokenizer": 300}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, full)
+        with pytest.raises(DataWriteError, match="No space left on device\n  make room") as caught:
+            bench.run("docs.jsonl", **options)
+    assert caught.value.exit_code == 1 and "out.idx" not in bench.left()
+    bench.run("docs.jsonl", resume=True, **options)
+    assert "out.idx" in bench.left() and ".out.preprocess" not in bench.left()
 
 
 def test_the_trained_tokenizer_lies_beside_the_data(bench):

@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 from gooseslo.data.preprocess.inputs import Source
 from gooseslo.errors import DataError
 
+_BATCH_BYTES = 1 << 22
 _COLUMNS_SHOWN = 8
 
 
@@ -51,11 +52,19 @@ def _parquet_batches(source: Source, key: str, skip_rows: int, batch_rows: int) 
             done += file.metadata.row_group(first_group).num_rows
             first_group += 1
         groups = list(range(first_group, file.num_row_groups))
-        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=[key], use_threads=False):
+        rows = min([batch_rows, *(_rows_at_once(file.metadata.row_group(group), key) for group in groups)])
+        for batch in file.iter_batches(rows, row_groups=groups, columns=[key], use_threads=False):
             skip = max(0, skip_rows - done)
             done += len(batch)
             if skip < len(batch):
                 yield _column(batch.slice(skip), key).to_pylist(), done / total
+
+
+def _rows_at_once(group: Any, key: str) -> int:
+    """Rows of a Parquet row group whose texts are small enough to be in memory at once, by their mean."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    sizes = [c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == key.split(".")[0]]
+    return max(1, _BATCH_BYTES * group.num_rows // max(1, sum(sizes)))
 
 
 def _arrow_batches(source: Source, key: str, skip_rows: int, batch_rows: int) -> Iterator[tuple[Any, float]]:
@@ -64,8 +73,9 @@ def _arrow_batches(source: Source, key: str, skip_rows: int, batch_rows: int) ->
         with pa.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
             size = max(1, file.size())
             for whole in reader:
-                for begin in range(0, len(whole), batch_rows):
-                    batch = whole.slice(begin, batch_rows)
+                rows = max(1, min(batch_rows, _BATCH_BYTES * len(whole) // max(1, whole.nbytes)))
+                for begin in range(0, len(whole), rows):
+                    batch = whole.slice(begin, rows)
                     skip = max(0, skip_rows - done)
                     done += len(batch)
                     if skip < len(batch):

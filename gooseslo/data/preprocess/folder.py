@@ -20,6 +20,7 @@ from gooseslo.errors import DataError, DataWriteError
 from gooseslo.staging import flush, publish, write_text
 
 _FORMAT = 1
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def rejected_path(prefix: Path) -> Path:
@@ -101,7 +102,8 @@ class WorkFolder:
                 f"output={self.prefix}: another process is writing it (its folder is {self.path})"
             ) from None
         except OSError as error:
-            raise DataError(f"output={self.prefix}: cannot be written: {error.strerror}") from error
+            kind = DataWriteError if error.errno in _FULL else DataError
+            raise kind(f"output={self.prefix}: cannot be written: {error.strerror}") from error
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -154,15 +156,16 @@ class WorkFolder:
         """Replaces the last one in one step. What it speaks of must be on the disk."""
         write_text(self._journal, journal.to_json())
 
-    def publish(self) -> None:
-        """Give every file its name, the index last; goes on where a killed process stopped."""
-        for ours, final in self._names():
-            if ours.is_dir():
-                publish(ours, final)
-            elif ours.exists():
-                flush(ours)
-                os.rename(ours, final)
-        flush(self.prefix.parent)
+    def publish(self, *, resumable: bool = False) -> None:
+        """Give every file its name, the index last; goes on where a killed process stopped. DataWriteError."""
+        with writing(self.prefix, resumable=resumable):
+            for ours, final in self._names():
+                if ours.is_dir():
+                    publish(ours, final)
+                elif ours.exists():
+                    flush(ours)
+                    os.rename(ours, final)
+            flush(self.prefix.parent)
         self.remove()
 
     def _names(self) -> list[tuple[Path, Path]]:
@@ -187,8 +190,7 @@ def writing(prefix: Path, *, resumable: bool) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        way_out = "make room" if full else "see to it"
+        way_out = "make room" if error.errno in _FULL else "see to it"
         way_out += ", then go on with resume=true" if resumable else ", then start again"
         reason = error.strerror or str(error)
         raise DataWriteError(f"output={prefix}: cannot be written: {reason}\n  {way_out}") from error

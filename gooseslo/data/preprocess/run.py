@@ -17,7 +17,7 @@ from gooseslo.data.preprocess import encoding
 from gooseslo.data.preprocess.chunks import Position, ReadOptions, read_chunks
 from gooseslo.data.preprocess.columns import check_column
 from gooseslo.data.preprocess.encoding import Encoding
-from gooseslo.data.preprocess.folder import Journal, WorkFolder, existing_output, tokenizer_path
+from gooseslo.data.preprocess.folder import Journal, WorkFolder, existing_output, tokenizer_path, writing
 from gooseslo.data.preprocess.inputs import Source, find_sources
 from gooseslo.data.preprocess.progress import ProgressReport
 from gooseslo.data.preprocess.summary import summary_lines
@@ -60,6 +60,9 @@ def preprocess(request: Request, *, base_dir: Path, out: TextIO, err: TextIO) ->
     """
     prefix = base_dir / request.output
     if _is_finished(prefix, request):
+        if WorkFolder(prefix).path.exists():  # of a process that was killed when all had its name
+            with WorkFolder(prefix) as folder:
+                folder.remove()
         out.write(_FINISHED.format(request.output))
         return
     sources = find_sources(request.input, base_dir=base_dir, file_format=request.format)
@@ -74,7 +77,8 @@ def preprocess(request: Request, *, base_dir: Path, out: TextIO, err: TextIO) ->
                 folder.remove()
                 out.write(_FINISHED.format(request.output))
                 return
-            run.begin(tokenizer)
+            with writing(prefix, resumable=True):
+                run.begin(tokenizer)
             run.go_on()
         except BaseException as error:
             run.fail(error)
@@ -174,7 +178,7 @@ class _Run:
 
     def publish(self) -> list[str]:
         """Give the files their names; the lines that say what was made."""
-        self._folder.publish()
+        self._folder.publish(resumable=True)
         return summary_lines(self._request.output, self._folder.prefix, self._journal, self._rejections.shown)
 
     def fail(self, error: BaseException) -> None:
