@@ -20,6 +20,11 @@ _DOCUMENTS_A_FILE, _EPOCHS_A_FILE = 1 << 14, 256
 """Small sets are begun again often: one file of the cache holds as many of their epochs as both allow, or one."""
 
 
+def documents_between(start: float, end: float, total: int) -> range:
+    """The documents of a part, given as fractions of all; parts that meet share none and leave none out."""
+    return range(round(start * total), round(end * total))
+
+
 class DatasetForCausalLM:
     """A part of PREFIX.bin / PREFIX.idx, packed without padding.
 
@@ -61,7 +66,7 @@ class DatasetForCausalLM:
         )
         self.reader = open_indexed(self.prefix, binarization_impl)
         total = self.reader.num_documents
-        self.documents = range(round(start_weight * total), round(end_weight * total))
+        self.documents = documents_between(start_weight, end_weight, total)
         bounds = self.reader.doc_idx[[self.documents.start, self.documents.stop]]
         self.num_tokens = int(self.reader.sizes[bounds[0] : bounds[1]].sum(dtype=np.int64))
         self.num_samples = max(0, self.num_tokens - 1) // max_seq_length

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gooseslo.data.blend import DatasetBlender
-from gooseslo.data.causal_lm import DatasetForCausalLM
+from gooseslo.data.causal_lm import DatasetForCausalLM, documents_between
 from gooseslo.data.corpus import SPLITS
 from gooseslo.data.index_cache import IndexCache
 from gooseslo.data.indexed.layout import IndexArrays, bin_path, file_stamp, read_index
@@ -37,8 +37,8 @@ class Part:
         return DataError(f"{self.key}: {error}")
 
     def documents(self, total: int) -> range:
-        """Which of the file's documents they are; parts that meet share none."""
-        return range(round(self.start * total), round(self.end * total))
+        """Which of the file's documents they are."""
+        return documents_between(self.start, self.end, total)
 
 
 def read_parts(value: Any, *, key: str, base_dir: Path) -> tuple[Part, ...]:

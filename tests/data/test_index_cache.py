@@ -148,3 +148,17 @@ def test_a_full_disk_is_a_warning(tmp_path, caplog, monkeypatch):
     cache = IndexCache(tmp_path)
     assert cache.array(["x"], lambda: np.arange(3), shape=(3,), label="x").tolist() == [0, 1, 2]
     assert "No space left" in caplog.text and [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_files_that_take_the_place_of_those_in_use_are_not_taken_for_them(tmp_path):
+    """A run that has the old files open works out its next epoch when others have their names already."""
+    old = write_prefix(tmp_path / "a", numbered([5, 9, 7]))
+    in_use = DatasetForCausalLM(old, 20)
+    for name in ("new", "alone"):
+        write_prefix(tmp_path / name, numbered([9, 7, 5]))
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"new{suffix}").replace(tmp_path / f"a{suffix}")
+    in_use.tokens(0)
+    assert (
+        DatasetForCausalLM(old, 20).tokens(0).tolist() == DatasetForCausalLM(tmp_path / "alone", 20).tokens(0).tolist()
+    )
