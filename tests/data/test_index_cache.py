@@ -152,13 +152,14 @@ def test_a_full_disk_is_a_warning(tmp_path, caplog, monkeypatch):
 
 def test_files_that_take_the_place_of_those_in_use_are_not_taken_for_them(tmp_path):
     """A run that has the old files open works out its next epoch when others have their names already."""
-    old = write_prefix(tmp_path / "a", numbered([5, 9, 7]))
-    in_use = DatasetForCausalLM(old, 20)
+    old = write_prefix(tmp_path / "a", numbered([5, 9, 7] * 4))
+    in_use = DatasetForCausalLM(old, 20, seed=1)
     for name in ("new", "alone"):
-        write_prefix(tmp_path / name, numbered([9, 7, 5]))
+        write_prefix(tmp_path / name, numbered([9, 7, 5] * 4))
     for suffix in (".bin", ".idx"):
         (tmp_path / f"new{suffix}").replace(tmp_path / f"a{suffix}")
     in_use.tokens(0)
-    assert (
-        DatasetForCausalLM(old, 20).tokens(0).tolist() == DatasetForCausalLM(tmp_path / "alone", 20).tokens(0).tolist()
-    )
+    new, alone = (DatasetForCausalLM(prefix, 20, seed=1) for prefix in (old, tmp_path / "alone"))
+    assert [new.tokens(number).tolist() for number in range(4)] == [
+        alone.tokens(number).tolist() for number in range(4)
+    ]
