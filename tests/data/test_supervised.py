@@ -19,7 +19,9 @@ TEXTS = [
 
 
 def lines(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:  # else it would count as changed
+        path.write_text(text, encoding="utf-8")
     return str(path)
 
 
