@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from gooseslo.data.blend import DatasetBlender
-from gooseslo.data.causal_lm import DatasetForCausalLM
+from gooseslo.data.indexed.causal_lm import DatasetForCausalLM
 from gooseslo.data.indexed.layout import bin_path, idx_path, write_index
+from gooseslo.data.order.blend import DatasetBlender
 
 DOCUMENTS, TOKENS, LENGTH = 1_000_000, 1_000_000_000, 1024
 SETS, SAMPLES = 100, 10_000_000

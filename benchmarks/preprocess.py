@@ -1,6 +1,6 @@
 """How fast `gooseslo preprocess` is, and how much memory it takes, beside what it could be held against.
 
-    python benchmarks/preprocess.py [--megabytes 80] [--rounds 3]     speed, as ratios within one run
+    python benchmarks/preprocess.py [--megabytes 400] [--rounds 2]     speed, as ratios within one run
     python benchmarks/preprocess.py --memory --megabytes 2000         memory of the parent and of each worker
 
 The text is the standard library's, each repetition with other words in it, so that no cache of words serves twice; the
@@ -11,7 +11,8 @@ candidate keeps every core busy, their ratio is about the one that an idle machi
 - raw: `encode_batch_fast` of the `tokenizers` library on all cores, documents in memory, batches of 1,000, ids unread;
 - ours: the command, from its start to the renamed files, and the same without its start, which a longer text
   does not make longer (imports, the tokenizer, starting the workers);
-- one by one: as Megatron's tool works: a pool of processes, `imap` with chunks, a document a call, ids to int32.
+- one by one: as Megatron's tool works: a pool of processes, `imap` with chunks, a document a call of transformers'
+  tokenizer, ids to int32.
 
 Where a worker's time goes beside the library's own (6 MB, 1.46 million tokens, seconds of one core): encoding 2.03, ids
 from Rust to lists 0.033, lists to 16-bit ids 0.026, JSON 0.012, proof that a text can be encoded 0.001. What was tried:
@@ -43,25 +44,38 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
-from gooseslo.data.stdlib_corpus import StdlibCorpus
-from gooseslo.data.tokenizer import train_tokenizer
+from gooseslo.data.text.stdlib_corpus import StdlibCorpus
+from gooseslo.data.tokenizers.tokenizer import train_tokenizer
 
 VOCAB_SIZE = 16_000
+DOCUMENT_LENGTH = 3000
+"""Between the means of C4 and OpenWebText."""
 ROOT = Path(__file__).parents[1]
 
 
 def documents(megabytes: float) -> Iterator[str]:
-    """Texts of the library over and over; in each repetition one word in eight is another."""
+    """Parts of the library's texts over and over; in each repetition one word in eight is another."""
     texts = [piece.text for piece in StdlibCorpus().pieces("train")]
     size = 0
     for repetition in range(10**6):
         for text in texts:
             changed = re.sub(r"[A-Za-z]{4,}", lambda match: varied(match[0], repetition), text)  # noqa: B023
-            size += len(changed.encode())
-            yield changed
+            for document in parts(changed):
+                size += len(document.encode())
+                yield document
             if size >= megabytes * 1e6:
                 return
+
+
+def parts(text: str) -> Iterator[str]:
+    """The text in documents of some DOCUMENT_LENGTH characters, cut after lines."""
+    begin = 0
+    while begin < len(text):
+        end = text.find("\n", begin + DOCUMENT_LENGTH) + 1 or len(text)
+        yield text[begin:end]
+        begin = end
 
 
 def varied(word: str, repetition: int) -> str:
@@ -112,24 +126,23 @@ def raw(folder: Path, costs: list[Cost]) -> None:
             tokenizer.encode_batch_fast(texts[start : start + 1000], add_special_tokens=False)
 
 
-_encoder: Tokenizer
+_tokenizer: PreTrainedTokenizerFast
 
 
 def _load(path: str) -> None:
-    global _encoder
-    _encoder = Tokenizer.from_file(path)
+    global _tokenizer
+    _tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
 
 
 def _encode(line: str) -> list[int]:
-    return [*_encoder.encode(json.loads(line)["text"], add_special_tokens=False).ids, 0]
+    return [*_tokenizer(json.loads(line)["text"]).input_ids, 0]
 
 
 def one_by_one(folder: Path, costs: list[Cost]) -> None:
     """A tool as Megatron's."""
-    path = str(folder / "tokenizer" / "tokenizer.json")
     lengths = []
     with measured(costs):
-        pool = multiprocessing.get_context("spawn").Pool(cores(), _load, (path,))
+        pool = multiprocessing.get_context("spawn").Pool(cores(), _load, (str(folder / "tokenizer"),))
         with (folder / "text.jsonl").open(encoding="utf-8") as file, (folder / "one.bin").open("wb") as output:
             for ids in pool.imap(_encode, file, 32):
                 array = np.array(ids, dtype=np.int32)
@@ -246,8 +259,8 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=80)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=float, default=400)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory", action="store_true", help="memory in place of speed")
     parser.add_argument("--folder", type=Path, help="where the text is, or is made and kept; default: a temporary one")
     parser.add_argument("--candidate", choices=CANDIDATES, help=argparse.SUPPRESS)

@@ -151,7 +151,7 @@ def test_every_room_is_known():
 PLANTED = {
     "parallel knows engine": ("parallel/mesh.py", "from gooseslo.engine.plan import Plan", "must not know engine"),
     "by package": ("parallel/mesh.py", "from gooseslo import engine", "must not know engine"),
-    "data knows parallel": ("data/loader.py", "import gooseslo.parallel.mesh", "must not know parallel"),
+    "data knows parallel": ("data/order/loader.py", "import gooseslo.parallel.mesh", "must not know parallel"),
     "inside a function": ("kernels/k.py", "def f():\n    from gooseslo.parallel import mesh", "must not know parallel"),
     "engine knows cli": ("engine/run.py", "from gooseslo.cli import main", "must not know cli"),
     "engine knows testing": ("engine/run.py", "from gooseslo.testing.ranks import run_ranks", "must not know testing"),

@@ -6,11 +6,11 @@ import importlib
 from typing import Any
 
 _PUBLIC = {
-    "DatasetBlender": "blend",
-    "DatasetForCausalLM": "causal_lm",
+    "DatasetBlender": "order.blend",
+    "DatasetForCausalLM": "indexed.causal_lm",
     "DatasetPreprocessor": "preprocess.preprocessor",
-    "DistributedProxySampler": "samplers",
-    "InfiniteDataLoader": "samplers",
+    "DistributedProxySampler": "order.samplers",
+    "InfiniteDataLoader": "order.samplers",
 }
 """Class -> module; imported when it is asked for, since some of what they need takes time."""
 

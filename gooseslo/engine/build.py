@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gooseslo.data.loader import EvalLoader, TrainLoader
-from gooseslo.data.order import training_order
+from gooseslo.data.order.loader import EvalLoader, TrainLoader
+from gooseslo.data.order.order import training_order
 from gooseslo.engine.checkpoint.folders import Retention, read_state
 from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from gooseslo.data.loader import EvalLoader, TrainLoader
+from gooseslo.data.order.loader import EvalLoader, TrainLoader
 from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record
 from gooseslo.engine.optimizer import set_lr
 from gooseslo.engine.requests import Requests

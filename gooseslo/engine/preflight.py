@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from gooseslo.data.mixture import Mixture
+from gooseslo.data.indexed.mixture import Mixture
 from gooseslo.data.supervised.record_files import RecordFiles
-from gooseslo.data.text_files import TextCorpus
+from gooseslo.data.text.text_files import TextCorpus
 from gooseslo.engine.run_folder import check_run_folder
 from gooseslo.engine.start import find_start
 from gooseslo.errors import ConfigError

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gooseslo.data.kept_tokenizer import find_tokenizer
-from gooseslo.data.mixture import Mixture, Part, open_split
-from gooseslo.data.packed import Dataset, SyntheticDataset
-from gooseslo.data.prepare import PreparedData, prepare
-from gooseslo.data.stdlib_corpus import StdlibCorpus
+from gooseslo.data.indexed.mixture import Mixture, Part, open_split
 from gooseslo.data.supervised.classification import ClassificationTask
 from gooseslo.data.supervised.example import Task
 from gooseslo.data.supervised.instruction import InstructionTask
 from gooseslo.data.supervised.prepare import PreparedExamples, prepare_examples
 from gooseslo.data.supervised.record_files import RecordFiles
-from gooseslo.data.text_files import TextCorpus
+from gooseslo.data.text.packed import Dataset, SyntheticDataset
+from gooseslo.data.text.prepare import PreparedData, prepare
+from gooseslo.data.text.stdlib_corpus import StdlibCorpus
+from gooseslo.data.text.text_files import TextCorpus
+from gooseslo.data.tokenizers.kept_tokenizer import find_tokenizer
 from gooseslo.parallel.random import derive_seed
 from gooseslo.schema.data_groups import (
     ClassificationDataConfig,

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gooseslo.data import DatasetBlender, turns
-from gooseslo.data.order import evaluation_order, num_distinct, training_order
-from gooseslo.data.sample import Sample
-from gooseslo.data.turns import Turns
+from gooseslo.data import DatasetBlender
+from gooseslo.data.order import turns
+from gooseslo.data.order.order import evaluation_order, num_distinct, training_order
+from gooseslo.data.order.sample import Sample
+from gooseslo.data.order.turns import Turns
 from gooseslo.errors import DataError
 
 

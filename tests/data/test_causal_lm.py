@@ -12,7 +12,7 @@ from indexed_fixtures import numbered, write_prefix
 from torch.utils.data import DataLoader
 
 from gooseslo.data import DatasetForCausalLM
-from gooseslo.data.index_cache import IndexCache
+from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.engine.model_config import make_config
 from gooseslo.errors import DataError
 from gooseslo.testing.models import tiny_fields

@@ -10,7 +10,7 @@ import pytest
 from indexed_fixtures import numbered, write_prefix
 
 from gooseslo.data import DatasetForCausalLM
-from gooseslo.data.index_cache import IndexCache
+from gooseslo.data.indexed.index_cache import IndexCache
 
 
 def build_slowly(folder, log, seconds, queue):
@@ -144,7 +144,7 @@ def test_a_full_disk_is_a_warning(tmp_path, caplog, monkeypatch):
         path.write_bytes(b"half of it")
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("gooseslo.data.index_cache._write", full)
+    monkeypatch.setattr("gooseslo.data.indexed.index_cache._write", full)
     cache = IndexCache(tmp_path)
     assert cache.array(["x"], lambda: np.arange(3), shape=(3,), label="x").tolist() == [0, 1, 2]
     assert "No space left" in caplog.text and [path.name for path in tmp_path.iterdir()] == [".lock"]

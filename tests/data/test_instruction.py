@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from gooseslo.data.indexed.layout import write_index
 from gooseslo.data.indexed.readers import open_indexed
-from gooseslo.data.records import BadRecordError
 from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.data.supervised.instruction import InstructionTask
 from gooseslo.data.supervised.packing import pack
+from gooseslo.data.text.records import BadRecordError
 
 WORDS = ["<eod>", "<unk>", "<pad>", "goose", "honk", "pond", "egg", "reed", "wing", "nest", "<user>", "<bot>", "<end>"]
 CHAT = (

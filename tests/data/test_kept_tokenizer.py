@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from gooseslo.data.kept_tokenizer import find_tokenizer
-from gooseslo.data.tokenizer import fingerprint, train_tokenizer
+from gooseslo.data.tokenizers.kept_tokenizer import find_tokenizer
+from gooseslo.data.tokenizers.tokenizer import fingerprint, train_tokenizer
 from gooseslo.errors import DataError
 
 

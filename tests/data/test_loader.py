@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gooseslo.data.loader import EvalLoader, TrainLoader
-from gooseslo.data.order import SampleOrder
-from gooseslo.data.packed import PackedDataset, SyntheticDataset
-from gooseslo.data.sample import IGNORED_LABEL
+from gooseslo.data.order.loader import EvalLoader, TrainLoader
+from gooseslo.data.order.order import SampleOrder
+from gooseslo.data.order.sample import IGNORED_LABEL
+from gooseslo.data.text.packed import PackedDataset, SyntheticDataset
 from gooseslo.errors import DataError
 
 

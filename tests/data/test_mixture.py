@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from indexed_fixtures import numbered, write_prefix, write_sidecar
 
-from gooseslo.data.mixture import Mixture, open_split
+from gooseslo.data.indexed.mixture import Mixture, open_split
 from gooseslo.errors import DataError
 
 DOCUMENTS = [np.array(document) for document in ([1, 2, 3, 0], [9, 0], [4, 5, 6, 7, 8, 0])]

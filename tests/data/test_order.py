@@ -8,10 +8,10 @@ import pytest
 import torch
 from indexed_fixtures import numbered, write_prefix
 
-from gooseslo.data.blend import DatasetBlender
-from gooseslo.data.causal_lm import DatasetForCausalLM
-from gooseslo.data.loader import EvalLoader, TrainLoader
-from gooseslo.data.order import training_order
+from gooseslo.data.indexed.causal_lm import DatasetForCausalLM
+from gooseslo.data.order.blend import DatasetBlender
+from gooseslo.data.order.loader import EvalLoader, TrainLoader
+from gooseslo.data.order.order import training_order
 
 STEPS, BATCH = 40, 8
 

@@ -16,7 +16,7 @@ from gooseslo.data import (
     InfiniteDataLoader,
 )
 from gooseslo.data.indexed.readers import open_indexed
-from gooseslo.data.tokenizer import train_tokenizer
+from gooseslo.data.tokenizers.tokenizer import train_tokenizer
 
 YOUR_OWN_LIST_OF_STRING = [f"goose {number} honks" for number in range(40)]
 

@@ -14,10 +14,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gooseslo.data import prepare as prepare_module
-from gooseslo.data.packed import PackedDataset
-from gooseslo.data.prepare import prepare
-from gooseslo.data.text_files import TextCorpus
+from gooseslo.data.text import prepare as prepare_module
+from gooseslo.data.text.packed import PackedDataset
+from gooseslo.data.text.prepare import prepare
+from gooseslo.data.text.text_files import TextCorpus
 from gooseslo.errors import DataError
 from gooseslo.staging import create_staging
 
@@ -127,7 +127,7 @@ def test_blank_text_is_refused(text_dir):
 
 
 def test_pieces_of_a_document_share_one_end(text_dir, monkeypatch):
-    monkeypatch.setattr("gooseslo.data.text_files._PIECE_CHARACTERS", 64)
+    monkeypatch.setattr("gooseslo.data.text.text_files._PIECE_CHARACTERS", 64)
     monkeypatch.setattr(prepare_module, "_BATCH_CHARACTERS", 100)
     tokens = tokens_of(run(text_dir), "valid")
     assert (tokens == 0).sum() == 1 and tokens[-1] == 0

@@ -28,7 +28,7 @@ from gooseslo.data.preprocess.encoding import Encoding
 from gooseslo.data.preprocess.folder import WorkFolder
 from gooseslo.data.preprocess.pool import Pool
 from gooseslo.data.preprocess.work import Chunk
-from gooseslo.data.tokenizer import fingerprint
+from gooseslo.data.tokenizers.tokenizer import fingerprint
 from gooseslo.errors import DataError, DataWriteError
 
 

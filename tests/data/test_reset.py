@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from indexed_fixtures import write_prefix
 
-from gooseslo.data.causal_lm import DatasetForCausalLM
-from gooseslo.data.packed import PackedDataset
+from gooseslo.data.indexed.causal_lm import DatasetForCausalLM
+from gooseslo.data.text.packed import PackedDataset
 
 EOD = 0
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gooseslo.data.sample import cut_sample
+from gooseslo.data.order.sample import cut_sample
 
 TOKENS = np.array([3, 4, 0, 5, 0, 6, 7], dtype=np.uint16)
 

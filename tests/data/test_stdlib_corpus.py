@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from gooseslo.data.stdlib_corpus import StdlibCorpus, split_of
+from gooseslo.data.text.stdlib_corpus import StdlibCorpus, split_of
 from gooseslo.errors import DataError
 
 

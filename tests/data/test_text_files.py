@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from gooseslo.data import text_files
-from gooseslo.data.text_files import TextCorpus
+from gooseslo.data.text import text_files
+from gooseslo.data.text.text_files import TextCorpus
 from gooseslo.errors import DataError
 
 

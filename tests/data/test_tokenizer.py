@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gooseslo.data.tokenizer import (
+from gooseslo.data.tokenizers.tokenizer import (
     DocumentEncoder,
     check_fits,
     choose_vocab_size,

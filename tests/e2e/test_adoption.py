@@ -153,7 +153,7 @@ def test_an_error_that_another_rank_found_is_told_by_that_rank_alone(srun, shell
     broken.mkdir()
     words = "corpus.jsonl, line 7: not UTF-8"
     (broken / "sitecustomize.py").write_text(
-        "from gooseslo.data.loader import TrainLoader\n"
+        "from gooseslo.data.order.loader import TrainLoader\n"
         "from gooseslo.errors import DataError\n"
         "def batch(self, consumed):\n"
         f"    raise DataError({words!r})\n"

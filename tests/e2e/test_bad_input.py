@@ -47,7 +47,7 @@ def inputs(shell):
 @pytest.fixture(scope="session")
 def big_tokenizer(tmp_path_factory):
     """A tokenizer of 301 entries, one more than the model's table; the last is an added token."""
-    from gooseslo.data.tokenizer import train_tokenizer
+    from gooseslo.data.tokenizers.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(iter(["goose honk pond egg reed wing nest " * 50]), vocab_size=270)
     tokenizer.add_tokens([f"<added{i}>" for i in range(301 - len(tokenizer))])

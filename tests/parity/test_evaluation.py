@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from gooseslo.data.loader import EvalLoader
-from gooseslo.data.packed import PackedDataset
+from gooseslo.data.order.loader import EvalLoader
+from gooseslo.data.text.packed import PackedDataset
 from gooseslo.engine.build import build_step
 from gooseslo.engine.hf import empty_model
 from gooseslo.engine.loop import LoopSettings, Position, Trainer

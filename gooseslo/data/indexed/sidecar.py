@@ -33,7 +33,7 @@ class Sidecar:
     tokenizer: str
     """Name or folder, as it was given; for a trained one its folder's name beside the data."""
     tokenizer_hash: str
-    """gooseslo.data.tokenizer.fingerprint."""
+    """gooseslo.data.tokenizers.tokenizer.fingerprint."""
     vocab_size: int
     """Rows that the tokenizer needs in an embedding table: added tokens included."""
     eod_token_id: int | None

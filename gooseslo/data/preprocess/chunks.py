@@ -9,7 +9,7 @@ from gooseslo.data.preprocess.columns import column_batches
 from gooseslo.data.preprocess.inputs import Source
 from gooseslo.data.preprocess.streams import Stream, open_stream
 from gooseslo.data.preprocess.work import Chunk
-from gooseslo.data.records import BYTE_ORDER_MARK
+from gooseslo.data.text.records import BYTE_ORDER_MARK
 from gooseslo.errors import DataError
 
 _CHUNK_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from gooseslo.data.indexed.layout import choose_dtype
 from gooseslo.data.indexed.sidecar import Sidecar, SourceFile
 from gooseslo.data.preprocess.folder import Tally
 from gooseslo.data.preprocess.work import Task
-from gooseslo.data.tokenizer import END_OF_TEXT, DocumentEncoder, fingerprint, load_tokenizer, table_size
+from gooseslo.data.tokenizers.tokenizer import END_OF_TEXT, DocumentEncoder, fingerprint, load_tokenizer, table_size
 from gooseslo.errors import DataError
 
 _TOKENS_SHOWN = 8

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gooseslo.data.preprocess.streams import COMPRESSIONS, open_stream
-from gooseslo.data.records import BYTE_ORDER_MARK
+from gooseslo.data.text.records import BYTE_ORDER_MARK
 from gooseslo.errors import DataError
 
 STANDARD_INPUT = "-"

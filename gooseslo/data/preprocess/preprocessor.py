@@ -19,7 +19,7 @@ from gooseslo.data.preprocess.progress import ProgressReport
 from gooseslo.data.preprocess.summary import summary_lines
 from gooseslo.data.preprocess.tokenise import Rejections, Tokeniser
 from gooseslo.data.preprocess.work import Chunk
-from gooseslo.data.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
+from gooseslo.data.text.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
 from gooseslo.errors import DataError
 
 _CHUNK_CHARACTERS = 1 << 20

@@ -23,7 +23,7 @@ from gooseslo.data.preprocess.progress import ProgressReport
 from gooseslo.data.preprocess.summary import summary_lines
 from gooseslo.data.preprocess.tokenise import Rejections, Tokeniser
 from gooseslo.data.preprocess.work import texts_of
-from gooseslo.data.tokenizer import train_tokenizer
+from gooseslo.data.tokenizers.tokenizer import train_tokenizer
 from gooseslo.errors import DataError, WorkerError
 from gooseslo.staging import staged_folder
 

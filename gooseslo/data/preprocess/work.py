@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gooseslo.data.fast_encoder import FastEncoder
-from gooseslo.data.records import BadRecordError, checked_text, decode, record_text
+from gooseslo.data.text.records import BadRecordError, checked_text, decode, record_text
+from gooseslo.data.tokenizers.fast_encoder import FastEncoder
 
 Encoder = Callable[[list[str]], list[list[int]]]
 TYPE_CODES = {"<u2": "H", "<i4": "i"}

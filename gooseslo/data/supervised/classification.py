@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from gooseslo.data.records import BadRecordError
-from gooseslo.data.sample import IGNORED_LABEL
+from gooseslo.data.order.sample import IGNORED_LABEL
 from gooseslo.data.supervised.example import Example, text_of
-from gooseslo.data.tokenizer import DocumentEncoder
+from gooseslo.data.text.records import BadRecordError
+from gooseslo.data.tokenizers.tokenizer import DocumentEncoder
 from gooseslo.errors import DataError
 
 _MOST_CLASSES = 1 << 16

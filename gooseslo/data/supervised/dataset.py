@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gooseslo.data.indexed.readers import IndexedReader
-from gooseslo.data.sample import IGNORED_LABEL, Sample, restarting_positions
+from gooseslo.data.order.sample import IGNORED_LABEL, Sample, restarting_positions
 from gooseslo.data.supervised.packing import pack
 
 

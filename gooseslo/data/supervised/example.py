@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from gooseslo.data.records import BadRecordError, checked_text
+from gooseslo.data.text.records import BadRecordError, checked_text
 
 
 class Example(NamedTuple):

@@ -21,8 +21,8 @@ from gooseslo.data.supervised.classification import class_names
 from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.data.supervised.example import Encoder, Task
 from gooseslo.data.supervised.record_files import RecordFiles
-from gooseslo.data.text_files import identity_of
-from gooseslo.data.tokenizer import choose_tokenizer, fingerprint, rendering, table_size
+from gooseslo.data.text.text_files import identity_of
+from gooseslo.data.tokenizers.tokenizer import choose_tokenizer, fingerprint, rendering, table_size
 from gooseslo.errors import DataError
 
 _FORMAT = 1

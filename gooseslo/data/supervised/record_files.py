@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gooseslo.data.corpus import SPLITS
-from gooseslo.data.records import BadRecordError, read_object
-from gooseslo.data.text_files import Source, read_sources, record_lines
+from gooseslo.data.text.corpus import SPLITS
+from gooseslo.data.text.records import BadRecordError, read_object
+from gooseslo.data.text.text_files import Source, read_sources, record_lines
 from gooseslo.errors import DataError
 
 

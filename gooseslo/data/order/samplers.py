@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from gooseslo.data.packed import random_words
+from gooseslo.data.text.packed import random_words
 from gooseslo.errors import DataError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.cache_folder import find_or_make, folder_of
-from gooseslo.data.tokenizer import check_fits, fingerprint, load_tokenizer, rendering
+from gooseslo.data.tokenizers.tokenizer import check_fits, fingerprint, load_tokenizer, rendering
 from gooseslo.errors import DataError
 
 _FORMAT = 1

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gooseslo.data.sample import Sample, cut_sample
+from gooseslo.data.order.sample import Sample, cut_sample
 from gooseslo.errors import DataError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gooseslo.data.sample import Sample
-from gooseslo.data.turns import Turns
+from gooseslo.data.order.sample import Sample
+from gooseslo.data.order.turns import Turns
 from gooseslo.errors import DataError
 
 _BLOCK = 1 << 16

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from gooseslo.data.fast_encoder import FastEncoder
+from gooseslo.data.tokenizers.fast_encoder import FastEncoder
 from gooseslo.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 8192
 SMALLEST_VOCAB_SIZE = 257
 """Every byte, and the end of a text."""
+_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Names of one class, the newer and the older."""
 
 
 def load_tokenizer(
@@ -35,9 +37,7 @@ def load_tokenizer(
     """
     folder = base_dir / name_or_folder
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder) if folder.is_dir() else name_or_folder, local_files_only=True
-        )
+        tokenizer = _from_pretrained(str(folder) if folder.is_dir() else name_or_folder)
     except Exception as error:  # the library raises many kinds for a name or folder without a usable tokenizer
         if folder.is_dir():
             reason = "\n  " + (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
@@ -49,6 +49,28 @@ def load_tokenizer(
     if needs_eos and tokenizer.eos_token_id is None:
         raise DataError(f"{key}={name_or_folder}: it has no end-of-text token (eos_token) to part documents")
     return tokenizer
+
+
+def _from_pretrained(name_or_folder: str) -> PreTrainedTokenizerBase:
+    """As AutoTokenizer does, which takes a second longer to import: it brings torch, for the models it knows."""
+    if _names_the_plain_class(Path(name_or_folder)):
+        return PreTrainedTokenizerFast.from_pretrained(name_or_folder, local_files_only=True)
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_folder, local_files_only=True)
+    return tokenizer
+
+
+def _names_the_plain_class(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer and no model, and says that its tokenizer.json is the whole of it."""
+    if not (folder / "tokenizer.json").is_file() or (folder / "config.json").exists():
+        return False
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    named = isinstance(config, dict) and config.get("tokenizer_class") in _PLAIN_CLASSES
+    return named and "auto_map" not in config
 
 
 def train_tokenizer(texts: Iterator[str], *, vocab_size: int) -> PreTrainedTokenizerFast:

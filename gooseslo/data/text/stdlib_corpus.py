@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from gooseslo.data.corpus import SPLITS, Piece
+from gooseslo.data.text.corpus import SPLITS, Piece
 from gooseslo.errors import DataError
 
 # Tables, generated text and a whole editor say little about how code is written; nor are tests the library.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gooseslo.data.index_cache import IndexCache
+from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import bin_path, file_stamp, idx_path
 from gooseslo.data.indexed.readers import open_indexed
-from gooseslo.data.packed import random_words
-from gooseslo.data.sample import IGNORED_LABEL, Sample, cut_sample
+from gooseslo.data.order.sample import IGNORED_LABEL, Sample, cut_sample
+from gooseslo.data.text.packed import random_words
 from gooseslo.errors import DataError
 
 _FORMAT = 1

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gooseslo.data.blend import DatasetBlender
-from gooseslo.data.causal_lm import DatasetForCausalLM, documents_between
-from gooseslo.data.corpus import SPLITS
-from gooseslo.data.index_cache import IndexCache
+from gooseslo.data.indexed.causal_lm import DatasetForCausalLM, documents_between
+from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import IndexArrays, bin_path, file_stamp, read_index
 from gooseslo.data.indexed.sidecar import Sidecar
+from gooseslo.data.order.blend import DatasetBlender
+from gooseslo.data.text.corpus import SPLITS
 from gooseslo.errors import DataError
 
 _BLOCK = 1 << 22

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gooseslo.data.order import Order, evaluation_order, num_distinct
-from gooseslo.data.packed import Dataset
-from gooseslo.data.sample import IGNORED_LABEL
+from gooseslo.data.order.order import Order, evaluation_order, num_distinct
+from gooseslo.data.order.sample import IGNORED_LABEL
+from gooseslo.data.text.packed import Dataset
 
 NO_SAMPLE = -1
 

@@ -16,9 +16,9 @@ import tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.cache_folder import find_or_make, folder_of
-from gooseslo.data.corpus import Corpus, Piece
-from gooseslo.data.packed import PackedDataset, TokenFile
-from gooseslo.data.tokenizer import (
+from gooseslo.data.text.corpus import Corpus, Piece
+from gooseslo.data.text.packed import PackedDataset, TokenFile
+from gooseslo.data.tokenizers.tokenizer import (
     DocumentEncoder,
     choose_tokenizer,
     fingerprint,

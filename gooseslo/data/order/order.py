@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from gooseslo.data.blend import DatasetBlender
-from gooseslo.data.packed import Dataset, random_words
+from gooseslo.data.order.blend import DatasetBlender
+from gooseslo.data.text.packed import Dataset, random_words
 
 
 class Order(Protocol):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gooseslo.data.corpus import SPLITS, Piece
-from gooseslo.data.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
+from gooseslo.data.text.corpus import SPLITS, Piece
+from gooseslo.data.text.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
 from gooseslo.errors import DataError
 
 _PIECE_CHARACTERS = 1 << 20

@@ -1,0 +1,1 @@
+"""Sources of text, their tokens prepared once in a cache folder, and samples cut from them."""

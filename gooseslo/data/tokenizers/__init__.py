@@ -1,0 +1,1 @@
+"""The tokenizer of a run, what it is made from, and encoding with it."""
