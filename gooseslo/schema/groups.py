@@ -252,6 +252,8 @@ class PreprocessJob:
     """The end-of-document token; null: the tokenizer's eos_token."""
     special_tokens: str = "plain"
     """Text that spells a special token: plain (is text), or tokenizer (is what the tokenizer makes of it)."""
+    backend: str = "auto"
+    """What computes the ids: tokenizers, tiktoken (three times as fast), or auto: tiktoken where it gives the same."""
     workers: int | None = None
     """Processes that tokenise; null: one a core."""
     chunk_size: int = 1024

@@ -90,6 +90,7 @@ PREPROCESS_CHOICES: Mapping[str, tuple[str, ...]] = {
     "format": ("txt", "jsonl"),
     "document": ("line", "file"),
     "special_tokens": ("plain", "tokenizer"),
+    "backend": ("auto", "tokenizers", "tiktoken"),
     "on_error": ("fail", "skip"),
 }
 

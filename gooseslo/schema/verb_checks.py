@@ -25,6 +25,7 @@ INPUT_KEYS = (
     "append_eod",
     "eod_token",
     "special_tokens",
+    "backend",
     "workers",
     "chunk_size",
     "resume",

@@ -1,5 +1,9 @@
 """Tokenizers: the built-in one is complete and deterministic, and one too large for the model is refused."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -10,6 +14,7 @@ from gooseslo.data.tokenizers.tokenizer import (
     choose_vocab_size,
     fingerprint,
     load_tokenizer,
+    rendering,
     table_size,
     train_tokenizer,
 )
@@ -93,6 +98,38 @@ def test_a_document_that_spells_the_end_of_text_stays_one_document():
     (ids,) = DocumentEncoder(tokenizer)([text])
     assert 0 not in ids and tokenizer.decode(ids) == text
     assert 0 in tokenizer(text)["input_ids"]  # the run's own tokenizer is left as it was
+
+
+@pytest.mark.parametrize("name", ["TokenizersBackend", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("make", ["words", "bytes"])
+def test_the_plain_class_needs_no_torch_and_is_what_auto_gives(tmp_path, make, name):
+    tokenizer = word_tokenizer() if make == "words" else train_tokenizer(iter(TEXTS), vocab_size=300)
+    tokenizer.add_tokens(["gander"])
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": name}))
+    program = f"""
+import sys
+from pathlib import Path
+from gooseslo.data.tokenizers.tokenizer import fingerprint, load_tokenizer, rendering
+tokenizer = load_tokenizer({str(tmp_path)!r}, base_dir=Path())
+print(type(tokenizer).__name__, fingerprint(tokenizer), rendering(tokenizer), "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    auto = AutoTokenizer.from_pretrained(tmp_path)
+    assert done.stdout.split("\n")[0] == f"{type(auto).__name__} {fingerprint(auto)} {rendering(auto)} False"
+
+
+@pytest.mark.parametrize("beside", [{"config.json": {"model_type": "gpt2"}}, {}])
+def test_any_other_class_is_for_auto_to_choose(tmp_path, beside):
+    train_tokenizer(iter(TEXTS), vocab_size=300).save_pretrained(tmp_path)
+    for name, content in beside.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    if not beside:
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"}))
+    found, auto = load_tokenizer(str(tmp_path), base_dir=tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(found) is type(auto) and fingerprint(found) == fingerprint(auto)
 
 
 def test_neither_folder_nor_cached_name(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from gooseslo.data.indexed.layout import choose_dtype
 from gooseslo.data.indexed.sidecar import Sidecar, SourceFile
 from gooseslo.data.preprocess.folder import Tally
 from gooseslo.data.preprocess.work import Task
+from gooseslo.data.tokenizers.byte_pairs import BytePairs, NotBytePairsError, byte_pairs
 from gooseslo.data.tokenizers.tokenizer import END_OF_TEXT, DocumentEncoder, fingerprint, load_tokenizer, table_size
 from gooseslo.errors import DataError
 
@@ -29,6 +31,8 @@ class Encoding:
     """Appended to each document; None: nothing is."""
     plain: bool = True
     """A document that spells a special token does not get its id."""
+    backend: str = "auto"
+    """What computes the ids: tokenizers, tiktoken, or auto: tiktoken where it gives the same."""
 
     @property
     def vocab_size(self) -> int:
@@ -51,11 +55,34 @@ class Encoding:
             tokenizer = pickle.dumps(DocumentEncoder(self.tokenizer, plain=self.plain))
         return Task(
             tokenizer=tokenizer,
+            pairs=self.pairs,
             plain=self.plain,
             dtype=self.dtype,
             eod_token_id=self.eod_token_id,
             text_key=text_key,
         )
+
+    @functools.cached_property
+    def pairs(self) -> BytePairs | None:
+        """What tiktoken is told; None where it is not asked."""
+        found = self._byte_pairs() if self.backend != "tokenizers" else None
+        return found if isinstance(found, BytePairs) else None
+
+    def check_backend(self) -> None:
+        """DataError where tiktoken must be asked, and its ids may be others."""
+        if self.backend == "tiktoken" and isinstance(found := self._byte_pairs(), NotBytePairsError):
+            raise DataError(
+                f"backend=tiktoken: its ids might not be those of tokenizer={self.name}: {found}\n"
+                "  leave backend out: tiktoken is taken wherever the ids are the same"
+            )
+
+    def _byte_pairs(self) -> BytePairs | NotBytePairsError:
+        if not self.tokenizer.is_fast:
+            return NotBytePairsError("it is none of the tokenizers library")
+        try:
+            return byte_pairs(self.tokenizer.backend_tokenizer.to_str(), plain=self.plain)
+        except NotBytePairsError as reason:
+            return reason
 
     def sidecar(self, tally: Tally, sources: tuple[SourceFile, ...] = ()) -> Sidecar:
         """The facts about the data set that was written."""

@@ -46,6 +46,7 @@ class Request:
     append_eod: bool = True
     eod_token: str | None = None
     special_tokens: str = "plain"
+    backend: str = "auto"
     workers: int | None = None
     chunk_size: int = 1024
     resume: bool = False
@@ -146,7 +147,9 @@ class _Run:
             name=request.tokenizer or tokenizer_path(folder.prefix).name,
             eod_token_id=encoding.choose_eod(tokenizer, eod_token=request.eod_token) if request.append_eod else None,
             plain=request.special_tokens == "plain",
+            backend=request.backend,
         )
+        self._encoding.check_backend()
 
     def go_on(self) -> None:
         """Tokenise what is left; nothing, where a process died when only names were to be given."""
@@ -166,6 +169,7 @@ class _Run:
         title = Path(self._request.output).name
         with ProgressReport(self._err, title=title, total_bytes=total or None) as progress:
             workers = f"{tokeniser.num_workers} worker process" + "es" * (tokeniser.num_workers > 1)
+            workers += ", ids by tiktoken" if self._encoding.pairs else ""
             progress.line(f"{title}: {workers}" + (f", {total / 1e6:,.1f} MB to read" if total else ""))
             chunks = read_chunks(self._sources, self._options, self._journal.position)
             self._journal = tokeniser.run(

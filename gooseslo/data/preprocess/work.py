@@ -6,12 +6,16 @@ import array
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gooseslo.data.text.records import BadRecordError, checked_text, decode, record_text
+from gooseslo.data.tokenizers.byte_pairs import BytePairs
 from gooseslo.data.tokenizers.fast_encoder import FastEncoder
 
-Encoder = Callable[[list[str]], list[list[int]]]
+if TYPE_CHECKING:
+    import numpy as np
+
+Encoder = Callable[[list[str]], "list[list[int]] | list[np.ndarray]"]
 TYPE_CODES = {"<u2": "H", "<i4": "i"}
 """Token type -> code of the array module."""
 
@@ -22,6 +26,8 @@ class Task:
 
     tokenizer: str | bytes
     """The JSON of a fast tokenizer, or a pickled encoder of a slow one."""
+    pairs: BytePairs | None = None
+    """What tiktoken needs to give the same ids faster; None: it might not."""
     plain: bool
     """A document that spells a special token does not get its id."""
     dtype: str
@@ -32,7 +38,11 @@ class Task:
 
     def make_encoder(self) -> Encoder:
         if isinstance(self.tokenizer, str):
-            return FastEncoder(self.tokenizer, plain=self.plain)
+            if self.pairs is None:
+                return FastEncoder(self.tokenizer, plain=self.plain)
+            from gooseslo.data.tokenizers.byte_pair_encoder import BytePairEncoder
+
+            return BytePairEncoder(self.pairs, self.tokenizer, plain=self.plain)
         encoder: Encoder = pickle.loads(self.tokenizer)
         return encoder
 
@@ -89,16 +99,21 @@ def encode_chunk(chunk: Chunk, task: Task, encoder: Encoder) -> Encoded:
     texts, rejected = texts_of(chunk, task.text_key)
     tokens = array.array(TYPE_CODES[task.dtype])
     lengths = array.array("i")
-    eod = [] if task.eod_token_id is None or chunk.kind == "piece" else [task.eod_token_id]
+    eod = array.array(TYPE_CODES[task.dtype])
+    if task.eod_token_id is not None and chunk.kind != "piece":
+        eod.append(task.eod_token_id)
     num_empty = 0
     for ids in encoder(texts):
-        if not ids:
+        if not len(ids):
             num_empty += 1
             continue
-        ids += eod
-        # By an array of its own: extending one by a list takes twice as long.
-        tokens += array.array(tokens.typecode, ids)
-        lengths.append(len(ids))
+        if isinstance(ids, list):
+            # By an array of its own: extending one by a list takes twice as long.
+            tokens += array.array(tokens.typecode, ids)
+        else:
+            tokens.frombytes(ids.astype(task.dtype).tobytes())
+        tokens += eod
+        lengths.append(len(ids) + len(eod))
     return Encoded(
         tokens=tokens.tobytes(),
         lengths=lengths,
