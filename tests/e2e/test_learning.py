@@ -20,14 +20,15 @@ def unigram_entropy(shell):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("steps", "margin"), [(300, 0.0), (1000, 0.5)])
-def test_held_out_loss_is_below_the_unigram_entropy(shell, steps, margin):
-    at_the_end_alone = ["train.eval_every=0", "checkpoint.every=0"]
-    shell("train", "recipe=demo", f"train.steps={steps}", "run.name=demo", *at_the_end_alone, timeout=2300)
-    loss = shell.metrics("demo", "eval")[-1]["loss"]
+def test_held_out_loss_is_below_the_unigram_entropy(shell):
+    """After 300 steps, with the learning rate still high, and by half a nat after 1,000."""
+    steps = ["train.steps=1000", "train.eval_every=300", "checkpoint.every=0"]
+    shell("train", "recipe=demo", *steps, "run.name=demo", timeout=2300)
+    losses = {record["step"]: record["loss"] for record in shell.metrics("demo", "eval")}
     entropy = unigram_entropy(shell)
     assert 4 < entropy < 9
-    assert loss < entropy - margin, f"held-out loss {loss:.3f}, unigram entropy {entropy:.3f}"
+    for step, margin in ((300, 0.0), (1000, 0.5)):
+        assert losses[step] < entropy - margin, f"step {step}: {losses[step]:.3f}, unigram entropy {entropy:.3f}"
 
 
 @pytest.mark.slow
