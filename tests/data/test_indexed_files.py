@@ -6,7 +6,8 @@ import struct
 import numpy as np
 import pytest
 
-from gooseslo.data.indexed.layout import choose_dtype, idx_path, pointers_of, read_index, write_index
+from gooseslo.data.indexed.layout import choose_dtype, pointers_of, read_index, write_index
+from gooseslo.data.indexed.names import idx_path
 from gooseslo.data.indexed.readers import READERS, open_indexed
 from gooseslo.data.indexed.sidecar import Sidecar, SourceFile
 from gooseslo.errors import DataError

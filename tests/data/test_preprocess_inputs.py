@@ -62,7 +62,7 @@ def test_a_name_with_magic_that_exists_is_a_name(folder):
         ("not.txt.zst", "not.txt.zst: cannot be read: the compressed data is damaged"),
         ("n.md", "n.md: the ending is not known\n  known: .txt"),
         ("bare", "bare: the ending is not known"),
-        ("nothing", "nothing: no file of a known ending in this folder\n  known: .txt"),
+        ("nothing", "nothing: no file of a known ending in this folder, but 1 of .md\n  known: .txt"),
         ("*.csv", "*.csv: no file fits this pattern"),
         ("pipe.txt", "pipe.txt: not a file"),
         ([], "an empty list"),

@@ -26,6 +26,7 @@ from gooseslo.data.preprocess import folder, run, tokenise, writer
 from gooseslo.data.preprocess.chunks import Placed, Position
 from gooseslo.data.preprocess.encoding import Encoding
 from gooseslo.data.preprocess.folder import WorkFolder
+from gooseslo.data.preprocess.inputs import find_sources
 from gooseslo.data.preprocess.pool import Pool
 from gooseslo.data.preprocess.work import Chunk
 from gooseslo.data.tokenizers.tokenizer import fingerprint
@@ -208,6 +209,81 @@ def test_a_large_document_is_whole_and_its_cuts_are_its_own(bench, monkeypatch):
 BAD_LINES = [b'{"text": "goose"', b"[1]", b'{"txt": 1}', b'{"text": 3}', b'{"text": "\xff"}', b'{"text": "\\ud83e"}']
 
 
+@pytest.mark.parametrize(
+    "unit", ["goose", "\N{GREEK SMALL LETTER GAMMA}\N{EGG}x", "goose "], ids=["bytes", "characters", "spaces"]
+)
+def test_a_document_without_lines_is_cut_at_a_limit(bench, monkeypatch, unit):
+    """In the same places for every size of block and any workers; never in a character, at a space if there is one."""
+    from gooseslo.data.preprocess import chunks, streams
+
+    document = unit * 2000
+    (bench.folder / "a.txt").write_text(document, encoding="utf-8")
+    (bench.folder / "b.txt").write_text("nest")
+    monkeypatch.setattr(chunks, "_PIECE_BYTES", 500)
+    monkeypatch.setattr(chunks, "_LARGEST_PIECE_BYTES", 1001)
+    found = []
+    for size in (64, 999, 1 << 20):
+        monkeypatch.setattr(streams, "_BLOCK_BYTES", size)
+        sources = find_sources("a.txt", base_dir=bench.folder)
+        placed = list(chunks.read_chunks(sources, chunks.ReadOptions(whole_files=True), Position()))
+        found.append([each.chunk.content for each in placed])
+        bench.run(["a.txt", "b.txt"], output=f"out{size}", document="file", workers=1 + size % 2)
+        assert bench.files(f"out{size}") == bench.files("out64")
+    assert found[0] == found[1] == found[2] and b"".join(found[0]).decode() == document
+    assert max(map(len, found[0])) <= 1001 and min(map(len, found[0][:-1])) > 990
+    assert all(piece.decode().strip() for piece in found[0])
+    if unit == "goose ":
+        assert all(piece.startswith(b" goose") for piece in found[0][1:])
+        assert independent_read(bench.folder / "out64")[0][0] == [3] * 2000 + [0]
+
+
+def test_reading_a_document_without_lines_takes_time_by_its_size(bench, monkeypatch):
+    """Work that grows with the square of the size would look at each byte hundreds of times."""
+    from gooseslo.data.preprocess import chunks, streams
+
+    (bench.folder / "a.txt").write_bytes(b"x" * 400_000)
+    monkeypatch.setattr(streams, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(chunks, "_LARGEST_PIECE_BYTES", 4000)
+    held, real = [], chunks._piece_end
+
+    def piece_end(bytes_held):
+        held.append(len(bytes_held))
+        return real(bytes_held)
+
+    monkeypatch.setattr(chunks, "_piece_end", piece_end)
+    sources = find_sources("a.txt", base_dir=bench.folder)
+    assert len(list(chunks.read_chunks(sources, chunks.ReadOptions(whole_files=True), Position()))) == 100
+    assert max(held) <= 5000 and len(held) < 600
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
+def test_a_line_that_no_memory_holds_is_named(bench, monkeypatch, name):
+    from gooseslo.data.preprocess import chunks, streams
+
+    monkeypatch.setattr(streams, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(chunks, "_LONGEST_LINE_BYTES", 1000)
+    line = b"goose " * 160 if "txt" in name else json.dumps({"text": "goose " * 160}).encode()
+    good, bad = b"\n".join([line] * 9) + b"\n", b"goose " * 200 + b"\n"
+    pack = gzip.compress if name.endswith("gz") else bytes
+    (bench.folder / name).write_bytes(pack(good + bad + good))
+    with pytest.raises(DataError, match=rf"^input: {name}, line 10: longer than 1,000 bytes") as caught:
+        bench.run(name, on_error="skip")
+    assert caught.value.exit_code == 2 and bench.left() == []
+    (bench.folder / name).write_bytes(pack(good))
+    assert len(independent_read(bench.run(name))[0]) == 9
+
+
+def test_a_document_of_more_tokens_than_the_index_can_count(bench, monkeypatch):
+    monkeypatch.setattr(writer, "_LARGEST_LENGTH", 4)
+    (bench.folder / "a.txt").write_text("goose\n" * 5 + "goose honk pond egg\n")
+    with pytest.raises(DataError, match=r"^input: a.txt, lines 1 to 6: a document of 5 tokens; [^\n]* up to 4\n"):
+        bench.run("a.txt")
+    with pytest.raises(DataError, match=r"^input: a.txt: a document of 10 tokens"):
+        bench.run("a.txt", document="file")
+    assert bench.left() == []
+
+
 def test_records_without_a_text_are_kept_apart(bench):
     good = [json.dumps({"text": text}).encode() for text in texts(300, longest=5)]
     lines = good[:100] + BAD_LINES[:3] + good[100:200] + BAD_LINES[3:] * 8 + good[200:]
@@ -229,11 +305,17 @@ def test_a_document_with_a_bad_line_is_left_out_whole(bench, monkeypatch):
 
     monkeypatch.setattr(chunks, "_PIECE_BYTES", 100)
     (bench.folder / "a.txt").write_text("goose\n" * 10)
-    (bench.folder / "b.txt").write_bytes(b"honk\n" * 100 + b"\xe9gg\n" + b"honk\n" * 100)
+    (bench.folder / "b.txt").write_bytes(b"honk\n" * 100 + b"\xe9gg\n" + b"honk\n" * 100 + b"\xe9gg\n" * 50)
     (bench.folder / "c.txt").write_text("nest\n")
     options = {"document": "file", "on_error": "skip"}
     assert independent_read(bench.run(["a.txt", "b.txt", "c.txt"], **options))[0] == [[3] * 10 + [0], [9, 0]]
-    assert "b.txt, line 101: not UTF-8 (byte 0xe9 at column 1)" in bench.said and "1 rejected" in bench.said
+    words = "not UTF-8 (byte 0xe9 at column 1); the whole file, a document, is left out"
+    assert bench.said.count("b.txt, line") == 1 and f"b.txt, line 101: {words}" in bench.said
+    (kept,) = [json.loads(line) for line in (bench.folder / "out.rejected.jsonl").read_text().splitlines()]
+    assert (kept["file"], kept["line"], kept["reason"]) == ("b.txt", 101, words)
+    assert "1 rejected" in bench.said and Sidecar.read(bench.folder / "out").rejected_documents == 1
+    with pytest.raises(DataError, match=r"b.txt, line 101: not UTF-8 [^;]*\n"):
+        bench.run(["a.txt", "b.txt"], output="failed", document="file")
 
 
 @pytest.mark.parametrize("bad", BAD_LINES, ids=["broken", "list", "key", "number", "bytes", "surrogate"])
@@ -319,16 +401,16 @@ def interrupted(bench, given, monkeypatch, *, after, **options):
     """A run whose journal is written after every chunk, and that ends after some of them."""
     monkeypatch.setattr(tokenise, "_JOURNAL_SECONDS", 0.0)
     monkeypatch.setattr(tokenise, "_JOURNAL_SHARE", 1e9)
-    real, seen = tokenise.Rejections.add, []
+    real, seen = tokenise.Rejections.check, []
 
-    def add(self, name, rejected):
+    def check(self, name, rejected):
         seen.append(name)
         if len(seen) > after:
             raise KeyboardInterrupt
         real(self, name, rejected)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(tokenise.Rejections, "add", add)
+        patch.setattr(tokenise.Rejections, "check", check)
         bench.run(given, **options)
 
 

@@ -27,6 +27,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from gooseslo.data.indexed.names import bin_path, idx_path
 from gooseslo.errors import DataError
 
 MAGIC = b"MMIDIDX\0\0"
@@ -54,15 +55,6 @@ class IndexArrays:
     @property
     def num_documents(self) -> int:
         return len(self.doc_idx) - 1
-
-
-def bin_path(prefix: Path) -> Path:
-    """The tokens of a prefix; with_suffix would cut a prefix such as `wiki-1.0`."""
-    return prefix.parent / f"{prefix.name}.bin"
-
-
-def idx_path(prefix: Path) -> Path:
-    return prefix.parent / f"{prefix.name}.idx"
 
 
 def file_stamp(prefix: Path) -> list[list[int]]:

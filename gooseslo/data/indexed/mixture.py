@@ -12,7 +12,8 @@ import numpy as np
 
 from gooseslo.data.indexed.causal_lm import DatasetForCausalLM, documents_between
 from gooseslo.data.indexed.index_cache import IndexCache
-from gooseslo.data.indexed.layout import IndexArrays, bin_path, file_stamp, read_index
+from gooseslo.data.indexed.layout import IndexArrays, file_stamp, read_index
+from gooseslo.data.indexed.names import bin_path, cache_path
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.order.blend import DatasetBlender
 from gooseslo.data.text.corpus import SPLITS
@@ -207,7 +208,7 @@ def find_id_range(prefix: Path, index: IndexArrays, *, say: Any = lambda message
         return np.array([smallest, largest])
 
     facts = ["ids", file_stamp(prefix)]
-    cache = IndexCache(prefix.parent / f"{prefix.name}.cache")
+    cache = IndexCache(cache_path(prefix))
     smallest, largest = cache.array(facts, scan, shape=(2,), label="ids")
     return int(smallest), int(largest)
 

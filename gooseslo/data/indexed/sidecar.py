@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gooseslo.data.indexed.names import sidecar_path
 from gooseslo.errors import DataError
 
 FORMAT = 1
@@ -50,17 +51,22 @@ class Sidecar:
     sources: tuple[SourceFile, ...] = field(default_factory=tuple)
     format: int = FORMAT
 
+    @staticmethod
+    def is_beside(prefix: Path) -> bool:
+        """Whether PREFIX.json is one; a .json of another kind, such as the text that the tokens were made of, is not.
+
+        OSError if it cannot be read, FileNotFoundError where there is none.
+        """
+        with sidecar_path(prefix).open("rb") as file:
+            return _BEGINNING.match(file.read(64)) is not None
+
     @classmethod
     def read(cls, prefix: Path) -> Sidecar | None:
-        """That of a prefix; None where there is none, as beside files of other tools. DataError if it is damaged.
-
-        A .json of another kind, such as the text that the tokens were made of, is nobody's sidecar.
-        """
+        """That of a prefix; None where there is none, as beside files of other tools. DataError if it is damaged."""
         path = sidecar_path(prefix)
         try:
-            with path.open("rb") as file:
-                if not _BEGINNING.match(file.read(64)):
-                    return None
+            if not cls.is_beside(prefix):
+                return None
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
@@ -95,7 +101,3 @@ class Sidecar:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-
-def sidecar_path(prefix: Path) -> Path:
-    return prefix.parent / f"{prefix.name}.json"

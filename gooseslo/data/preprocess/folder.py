@@ -13,24 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gooseslo.data.indexed.layout import bin_path, idx_path
-from gooseslo.data.indexed.sidecar import sidecar_path
+from gooseslo.data.indexed.names import bin_path, idx_path, rejected_path, sidecar_path, tokenizer_path
 from gooseslo.data.preprocess.chunks import Position
 from gooseslo.errors import DataError, DataWriteError
 from gooseslo.staging import flush, publish, write_text
 
 _FORMAT = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def rejected_path(prefix: Path) -> Path:
-    """The records that were left out."""
-    return prefix.parent / f"{prefix.name}.rejected.jsonl"
-
-
-def tokenizer_path(prefix: Path) -> Path:
-    """The folder of a tokenizer that was trained on the input."""
-    return prefix.parent / f"{prefix.name}.tokenizer"
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gooseslo.data.indexed.names import is_prepared, owner_of, sidecar_path
+from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.preprocess.streams import COMPRESSIONS, open_stream
 from gooseslo.data.text.records import BYTE_ORDER_MARK
 from gooseslo.errors import DataError
@@ -26,6 +28,7 @@ FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parq
 KNOWN_ENDINGS = ".txt, .jsonl, .json (a record a line), these also with .gz or .zst, and .parquet"
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 _FAULTS_SHOWN = 4
+_ENDINGS_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +63,21 @@ class Source:
             return True
 
 
-def find_sources(value: Any, *, base_dir: Path, file_format: str | None = None) -> list[Source]:
+def find_sources(
+    value: Any, *, base_dir: Path, file_format: str | None = None, output: Path | None = None
+) -> list[Source]:
     """The sources that `input=` names, in the order given; those of a folder or glob sorted by name.
 
-    `file_format` (txt or jsonl) is that of every file and of standard input, whatever the ending. DataError with
-    every input that cannot be used.
+    `file_format` (txt or jsonl) is that of every file and of standard input, whatever the ending. A folder or glob does
+    not name prepared files, nor what an earlier process has made of the prefix `output`. DataError with every input
+    that cannot be used.
     """
     items = [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
     sources: list[Source] = []
     faults = [] if items else ["an empty list\n  input=FILE, or a list of files, folders and globs"]
     for item in items:
         try:
-            names = _expand(item, base_dir, file_format)
+            names = _expand(item, base_dir, file_format, output)
         except DataError as error:
             faults.append(str(error))
             continue
@@ -88,23 +94,54 @@ def find_sources(value: Any, *, base_dir: Path, file_format: str | None = None) 
     return sources
 
 
-def _expand(item: str, base_dir: Path, file_format: str | None) -> list[str]:
+def _expand(item: str, base_dir: Path, file_format: str | None, output: Path | None) -> list[str]:
     """The names of files (and data-set folders) that an item stands for."""
     path = base_dir / item
     if item == STANDARD_INPUT:
         return [item]
     if path.is_dir() and not _is_data_set(path):
-        names = [str(Path(item) / name) for name in _usable(_files_below(path), file_format)]
-        if not names:
-            raise DataError(f"{item}: no file of a known ending in this folder\n  known: {KNOWN_ENDINGS}")
-        return names
+        found = list(_files_below(path))
+        texts = [name for name in found if not _is_prepared(path, name, output)]
+        if names := [str(Path(item) / name) for name in _usable(texts, file_format)]:
+            return names
+        raise DataError(f"{item}: no file of a known ending in this folder{_shown(found)}\n  known: {KNOWN_ENDINGS}")
     if not path.exists() and glob.has_magic(item):
         matches = sorted(glob.glob(item, root_dir=base_dir, recursive=True))
         names = [name for name in matches if not (base_dir / name).is_dir()]
-        if not names:
-            raise DataError(f"{item}: no file fits this pattern")
-        return names
+        if texts := [name for name in names if not _is_prepared(base_dir, name, output)]:
+            return texts
+        raise DataError(f"{item}: {'only prepared files fit' if names else 'no file fits'} this pattern")
     return [item]
+
+
+def _is_prepared(folder: Path, name: str, output: Path | None) -> bool:
+    """Whether a file below `folder` is a prepared data set's, by its own name or that of a folder above it."""
+    path = Path(name)
+    for each in (folder / part for part in (path, *path.parents) if part.name):
+        prefix = owner_of(each)
+        if prefix is None:
+            continue
+        if output is not None and prefix.name == output.name and prefix.parent.resolve() == output.parent.resolve():
+            return True
+        if is_prepared(prefix) and not _is_their_text(each, prefix):
+            return True
+    return False
+
+
+def _is_their_text(path: Path, prefix: Path) -> bool:
+    """Whether what lies beside tokens as PREFIX.json is no facts about them: the text, maybe, that they were made of."""
+    try:
+        return path == sidecar_path(prefix) and not Sidecar.is_beside(prefix)
+    except OSError:  # is said when it is opened
+        return True
+
+
+def _shown(names: list[str]) -> str:
+    """What a folder holds, for a message."""
+    if not names:
+        return ", which holds no file"
+    endings = Counter("".join(Path(name).suffixes[-1:]) or "no ending" for name in names)
+    return ", but " + ", ".join(f"{count} of {ending}" for ending, count in endings.most_common(_ENDINGS_SHOWN))
 
 
 def _is_data_set(path: Path) -> bool:

@@ -11,13 +11,13 @@ from typing import Any, TextIO
 import tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from gooseslo.data.indexed.layout import idx_path
+from gooseslo.data.indexed.names import idx_path, tokenizer_path
 from gooseslo.data.indexed.sidecar import Sidecar, SourceFile
 from gooseslo.data.preprocess import encoding
 from gooseslo.data.preprocess.chunks import Position, ReadOptions, read_chunks
 from gooseslo.data.preprocess.columns import check_column
 from gooseslo.data.preprocess.encoding import Encoding
-from gooseslo.data.preprocess.folder import Journal, WorkFolder, existing_output, tokenizer_path, writing
+from gooseslo.data.preprocess.folder import Journal, WorkFolder, existing_output, writing
 from gooseslo.data.preprocess.inputs import Source, find_sources
 from gooseslo.data.preprocess.progress import ProgressReport
 from gooseslo.data.preprocess.summary import summary_lines
@@ -65,7 +65,7 @@ def preprocess(request: Request, *, base_dir: Path, out: TextIO, err: TextIO) ->
                 folder.remove()
         out.write(_FINISHED.format(request.output))
         return
-    sources = find_sources(request.input, base_dir=base_dir, file_format=request.format)
+    sources = find_sources(request.input, base_dir=base_dir, file_format=request.format, output=prefix)
     for source in sources:
         if source.format in ("parquet", "arrow"):
             check_column(source, request.text_key)
@@ -230,8 +230,7 @@ class _Run:
     def _all_texts(self) -> Iterator[str]:
         for placed in read_chunks(self._sources, self._options, Position()):
             texts, rejected = texts_of(placed.chunk, self._request.text_key)
-            if self._rejections.fails:
-                self._rejections.add(placed.name, rejected)
+            self._rejections.check(placed.name, rejected)
             yield from texts
 
     def _sidecar(self, journal: Journal) -> Sidecar:

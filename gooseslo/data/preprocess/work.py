@@ -88,7 +88,7 @@ def encode_chunk(chunk: Chunk, task: Task, encoder: Encoder) -> Encoded:
     """The documents that give any token; of a piece, its tokens without an end."""
     texts, rejected = texts_of(chunk, task.text_key)
     tokens = array.array(TYPE_CODES[task.dtype])
-    lengths = array.array("i")
+    lengths = array.array("q")
     eod = [] if task.eod_token_id is None or chunk.kind == "piece" else [task.eod_token_id]
     num_empty = 0
     for ids in encoder(texts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -95,31 +96,37 @@ class TokenWriter:
         for file in self._files.values():
             file.flush()
 
-    def add(self, placed: Placed, encoded: Encoded) -> None:
-        """Append the documents of one chunk."""
-        self._keep(placed.name, encoded.rejected)
+    def add(self, placed: Placed, encoded: Encoded) -> list[Rejected]:
+        """Append the documents of one chunk; returns the records that it left out."""
         self.tally.text_bytes += encoded.num_text_bytes
         if placed.chunk.kind == "piece":
-            self._add_piece(placed, encoded)
-            return
+            return self._add_piece(placed, encoded)
+        self._keep(placed.name, encoded.rejected)
         self._files["tokens"].append(encoded.tokens)
-        self._files["lengths"].append(encoded.lengths.tobytes())
+        self._files["lengths"].append(self._checked(placed, np.asarray(encoded.lengths)))
         self.tally.empty += encoded.num_empty
         self._count_documents(placed.source, len(encoded.lengths))
         self._count_tokens(self._facts(encoded.tokens))
+        return encoded.rejected
 
-    def _add_piece(self, placed: Placed, encoded: Encoded) -> None:
+    def _add_piece(self, placed: Placed, encoded: Encoded) -> list[Rejected]:
+        """One bad line leaves the whole document out: it is one rejected record, however many follow."""
         tokens = self._files["tokens"]
         if self._document_start is None:
             self._document_start, self._drops_document, self._piece_facts = tokens.size, False, []
-        if encoded.rejected:
+        rejected: list[Rejected] = []
+        if encoded.rejected and not self._drops_document:
             self._drops_document = True
             tokens.cut(self._document_start)
+            first = encoded.rejected[0]
+            rejected = [replace(first, rule=f"{first.rule}; the whole file, a document, is left out")]
+            self._keep(placed.name, rejected)
         if not self._drops_document:
             tokens.append(encoded.tokens)
             self._piece_facts.append(self._facts(encoded.tokens))
         if placed.chunk.ends_document:
             self._end_document(placed)
+        return rejected
 
     def _end_document(self, placed: Placed) -> None:
         assert self._document_start is not None
@@ -127,15 +134,23 @@ class TokenWriter:
         if tokens.size > self._document_start:
             tokens.append(self._eod)
             length = (tokens.size - self._document_start) // self._dtype.itemsize
-            if length > _LARGEST_LENGTH:
-                raise DataError(f"input: {placed.name}: a document of {length} tokens; {_LARGEST_LENGTH} is the most")
-            self._files["lengths"].append(np.array([length], "<i4").tobytes())
+            self._files["lengths"].append(self._checked(placed, np.array([length])))
             for facts in [*self._piece_facts, self._facts(self._eod)]:
                 self._count_tokens(facts)
             self._count_documents(placed.source, 1)
         elif not self._drops_document:
             self.tally.empty += 1
         self._document_start = None
+
+    def _checked(self, placed: Placed, lengths: np.ndarray) -> bytes:
+        """Lengths as the index holds them; DataError for one that it cannot hold."""
+        if (longest := int(lengths.max(initial=0))) > _LARGEST_LENGTH:
+            place = "" if placed.chunk.kind == "piece" else f", {placed.chunk.lines}"
+            raise DataError(
+                f"input: {placed.name}{place}: a document of {longest:,} tokens; the index holds lengths up to "
+                f"{_LARGEST_LENGTH:,}\n  divide it into several documents"
+            )
+        return lengths.astype("<i4").tobytes()
 
     def _count_documents(self, source: int, documents: int) -> None:
         tally = self.tally
