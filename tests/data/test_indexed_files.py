@@ -198,7 +198,7 @@ def test_a_sidecar_reads_back(tmp_path):
     [
         ("", "cannot be read"),
         ("}", "damaged: it has no format"),
-        (', "format": 2}', "format 2 is newer"),
+        (', "format": 3}', "format 3 is newer"),
         (', "format": 1}', "damaged: 'sources'"),
         (', "format": 1, "sources": [], "extra": 1}', "damaged"),
         (SIDECAR.to_json().partition('"gpt2"')[2].replace('"tokens": 12', '"tokens": "12"'), "its tokens is '12'"),

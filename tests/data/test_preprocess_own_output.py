@@ -28,7 +28,7 @@ TRAINED = {"tokenizer": None, "train_tokenizer": 300, "on_error": "skip"}
 @pytest.mark.parametrize("given", ["in", "in/*", "in/**/*", "in/*.json*"])
 @pytest.mark.parametrize("form", [None, "jsonl"])
 def test_what_was_prepared_is_not_read(bench, given, form):
-    """Tokens, index, facts, rejected records, the trained tokenizer, the cache: of two outputs in the input's folder."""
+    """Tokens, index, facts, rejected records, the trained tokenizer, the cache: of two outputs in its folder."""
     bench.run("in/docs.jsonl", output="in/one", **TRAINED)
     bench.run(given, output="in/two", format=form, **TRAINED)
     (bench.folder / "in" / "two.cache").mkdir()
@@ -65,9 +65,9 @@ def test_a_name_that_is_typed_is_read(bench):
 def test_only_prepared_files(bench):
     bench.run("in/docs.jsonl", output="in/one", on_error="skip")
     (bench.folder / "in" / "docs.jsonl").unlink()
-    with pytest.raises(DataError, match="in/\\*: only prepared files fit this pattern"):
+    with pytest.raises(DataError, match=r"in/\*: only prepared files fit this pattern"):
         bench.run("in/*")
-    with pytest.raises(DataError, match="in: no file of a known ending in this folder, but 1 of .bin, 1 of .idx"):
+    with pytest.raises(DataError, match=r"in: no file of a known ending in this folder, but 1 of .bin, 1 of .idx"):
         bench.run("in")
 
 

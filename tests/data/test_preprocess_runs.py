@@ -2,14 +2,12 @@
 
 import errno
 import gzip
+import hashlib
 import json
-import multiprocessing
 import os
-import random
 import resource
-import signal
+import shutil
 import struct
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +24,6 @@ from gooseslo.data.preprocess import folder, run, tokenise, writer
 from gooseslo.data.preprocess.chunks import Placed, Position
 from gooseslo.data.preprocess.encoding import Encoding
 from gooseslo.data.preprocess.folder import WorkFolder
-from gooseslo.data.preprocess.inputs import find_sources
 from gooseslo.data.preprocess.pool import Pool
 from gooseslo.data.preprocess.work import Chunk
 from gooseslo.data.tokenizers.tokenizer import fingerprint
@@ -191,97 +188,7 @@ def test_every_kind_of_input_gives_the_same_bytes(bench):
         assert bench.files(f"out{number}") == bench.files(), name
 
 
-def test_a_large_document_is_whole_and_its_cuts_are_its_own(bench, monkeypatch):
-    from gooseslo.data.preprocess import chunks, streams
-
-    document = "\ufeff" + "goose honk\npond " * 3000 + "nest"
-    (bench.folder / "a.txt").write_text(document, encoding="utf-8")
-    (bench.folder / "a.txt.zst").write_bytes(zstandard.compress(document.encode()))
-    monkeypatch.setattr(chunks, "_PIECE_BYTES", 1000)
-    documents, bounds = independent_read(bench.run(["a.txt", "a.txt.zst"], document="file", workers=2))
-    assert documents == expected([document.lstrip("\ufeff")] * 2) and bounds == [0, 1, 2]
-    for size in (100, 5000):
-        monkeypatch.setattr(streams, "_BLOCK_BYTES", size)
-        bench.run(["a.txt", "a.txt.zst"], output=f"out{size}", document="file")
-        assert bench.files(f"out{size}") == bench.files()
-
-
 BAD_LINES = [b'{"text": "goose"', b"[1]", b'{"txt": 1}', b'{"text": 3}', b'{"text": "\xff"}', b'{"text": "\\ud83e"}']
-
-
-@pytest.mark.parametrize(
-    "unit", ["goose", "\N{GREEK SMALL LETTER GAMMA}\N{EGG}x", "goose "], ids=["bytes", "characters", "spaces"]
-)
-def test_a_document_without_lines_is_cut_at_a_limit(bench, monkeypatch, unit):
-    """In the same places for every size of block and any workers; never in a character, at a space if there is one."""
-    from gooseslo.data.preprocess import chunks, streams
-
-    document = unit * 2000
-    (bench.folder / "a.txt").write_text(document, encoding="utf-8")
-    (bench.folder / "b.txt").write_text("nest")
-    monkeypatch.setattr(chunks, "_PIECE_BYTES", 500)
-    monkeypatch.setattr(chunks, "_LARGEST_PIECE_BYTES", 1001)
-    found = []
-    for size in (64, 999, 1 << 20):
-        monkeypatch.setattr(streams, "_BLOCK_BYTES", size)
-        sources = find_sources("a.txt", base_dir=bench.folder)
-        placed = list(chunks.read_chunks(sources, chunks.ReadOptions(whole_files=True), Position()))
-        found.append([each.chunk.content for each in placed])
-        bench.run(["a.txt", "b.txt"], output=f"out{size}", document="file", workers=1 + size % 2)
-        assert bench.files(f"out{size}") == bench.files("out64")
-    assert found[0] == found[1] == found[2] and b"".join(found[0]).decode() == document
-    assert max(map(len, found[0])) <= 1001 and min(map(len, found[0][:-1])) > 990
-    assert all(piece.decode().strip() for piece in found[0])
-    if unit == "goose ":
-        assert all(piece.startswith(b" goose") for piece in found[0][1:])
-        assert independent_read(bench.folder / "out64")[0][0] == [3] * 2000 + [0]
-
-
-def test_reading_a_document_without_lines_takes_time_by_its_size(bench, monkeypatch):
-    """Work that grows with the square of the size would look at each byte hundreds of times."""
-    from gooseslo.data.preprocess import chunks, streams
-
-    (bench.folder / "a.txt").write_bytes(b"x" * 400_000)
-    monkeypatch.setattr(streams, "_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(chunks, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(chunks, "_LARGEST_PIECE_BYTES", 4000)
-    held, real = [], chunks._piece_end
-
-    def piece_end(bytes_held):
-        held.append(len(bytes_held))
-        return real(bytes_held)
-
-    monkeypatch.setattr(chunks, "_piece_end", piece_end)
-    sources = find_sources("a.txt", base_dir=bench.folder)
-    assert len(list(chunks.read_chunks(sources, chunks.ReadOptions(whole_files=True), Position()))) == 100
-    assert max(held) <= 5000 and len(held) < 600
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
-def test_a_line_that_no_memory_holds_is_named(bench, monkeypatch, name):
-    from gooseslo.data.preprocess import chunks, streams
-
-    monkeypatch.setattr(streams, "_BLOCK_BYTES", 100)
-    monkeypatch.setattr(chunks, "_LONGEST_LINE_BYTES", 1000)
-    line = b"goose " * 160 if "txt" in name else json.dumps({"text": "goose " * 160}).encode()
-    good, bad = b"\n".join([line] * 9) + b"\n", b"goose " * 200 + b"\n"
-    pack = gzip.compress if name.endswith("gz") else bytes
-    (bench.folder / name).write_bytes(pack(good + bad + good))
-    with pytest.raises(DataError, match=rf"^input: {name}, line 10: longer than 1,000 bytes") as caught:
-        bench.run(name, on_error="skip")
-    assert caught.value.exit_code == 2 and bench.left() == []
-    (bench.folder / name).write_bytes(pack(good))
-    assert len(independent_read(bench.run(name))[0]) == 9
-
-
-def test_a_document_of_more_tokens_than_the_index_can_count(bench, monkeypatch):
-    monkeypatch.setattr(writer, "_LARGEST_LENGTH", 4)
-    (bench.folder / "a.txt").write_text("goose\n" * 5 + "goose honk pond egg\n")
-    with pytest.raises(DataError, match=r"^input: a.txt, lines 1 to 6: a document of 5 tokens; [^\n]* up to 4\n"):
-        bench.run("a.txt")
-    with pytest.raises(DataError, match=r"^input: a.txt: a document of 10 tokens"):
-        bench.run("a.txt", document="file")
-    assert bench.left() == []
 
 
 def test_records_without_a_text_are_kept_apart(bench):
@@ -311,6 +218,7 @@ def test_a_document_with_a_bad_line_is_left_out_whole(bench, monkeypatch):
     assert independent_read(bench.run(["a.txt", "b.txt", "c.txt"], **options))[0] == [[3] * 10 + [0], [9, 0]]
     words = "not UTF-8 (byte 0xe9 at column 1); the whole file, a document, is left out"
     assert bench.said.count("b.txt, line") == 1 and f"b.txt, line 101: {words}" in bench.said
+    assert Sidecar.read(bench.folder / "out").tokens_sha256 == hashlib.sha256(bench.files()[0]).hexdigest()
     (kept,) = [json.loads(line) for line in (bench.folder / "out.rejected.jsonl").read_text().splitlines()]
     assert (kept["file"], kept["line"], kept["reason"]) == ("b.txt", 101, words)
     assert "1 rejected" in bench.said and Sidecar.read(bench.folder / "out").rejected_documents == 1
@@ -327,6 +235,16 @@ def test_a_bad_record_ends_the_run_with_its_place(bench, bad):
         bench.run("docs.jsonl", output="out/new", workers=2, chunk_size=3)
     assert "on_error=skip" in str(caught.value) and caught.value.exit_code == 2
     assert bench.left() == []
+
+
+@pytest.mark.parametrize("kept", ["out", "out/a/b"])
+def test_folders_that_were_made_for_nothing_are_removed(bench, kept):
+    (bench.folder / kept).mkdir(parents=True)
+    (bench.folder / "docs.jsonl").write_text("bad\n")
+    before = sorted(bench.folder.rglob("*"))
+    with pytest.raises(DataError, match="line 1"):
+        bench.run("docs.jsonl", output="out/a/b/c/d")
+    assert sorted(bench.folder.rglob("*")) == before
 
 
 def test_what_is_no_text_in_a_column(bench):
@@ -369,6 +287,33 @@ def test_a_file_that_changes_while_it_is_read(bench, monkeypatch):
     with pytest.raises(DataError, match=r"docs.jsonl: the file changed while it was read"):
         bench.run("docs.jsonl")
     (bench.folder / "docs.jsonl").unlink()
+
+
+@pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.txt", "b.parquet", "set"])
+@pytest.mark.parametrize("moment", ["opened", "found"])
+def test_a_file_that_vanishes(bench, monkeypatch, name, moment):
+    """Between the look at the folder and its own reading; or while others are read before it."""
+    write_jsonl(bench.folder / "a.jsonl", texts(50))
+    (bench.folder / "b.txt").write_text("goose\n")
+    (bench.folder / "b.jsonl.gz").write_bytes(
+        gzip.compress(write_jsonl(bench.folder / "b.jsonl", ["egg"]).read_bytes())
+    )
+    pa.parquet.write_table(pa.table({"text": ["egg"]}), bench.folder / "b.parquet")
+    write_data_set(bench.folder / "set", texts(60))
+    owner, function = {"opened": (tokenise.Tokeniser, "run"), "found": (run, "_given_tokenizer")}[moment]
+    real = getattr(owner, function)
+
+    def vanish(*args, **options):
+        path = bench.folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, function, vanish)
+    with pytest.raises(DataError, match=rf"^input: {name}: ") as caught:
+        bench.run(["a.jsonl", name], output="out/new")
+    message = str(caught.value)
+    assert caught.value.exit_code == 2 and len(message.splitlines()) == 1
+    assert "No such file" in message and bench.left() == []
 
 
 def test_an_output_that_exists_is_left_alone(bench):
@@ -439,6 +384,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(bench, monkeypatch, given,
     assert bench.files() == bench.files("whole")
     whole, gone_on = (Sidecar.read(folder / name) for name in ("whole", "out"))
     assert whole == gone_on
+    assert gone_on.tokens_sha256 == hashlib.sha256(bench.files()[0]).hexdigest()
     assert bench.left() == ["out.bin", "out.idx", "out.json"]
 
 
@@ -507,6 +453,46 @@ def test_a_run_killed_between_two_names_is_finished_by_resume(bench, monkeypatch
     bench.run("docs.jsonl", resume=True, **options)
     assert bench.files() == bench.files("whole")
     assert bench.left() == ["out.bin", "out.idx", "out.json", "out.tokenizer"]
+
+
+def test_the_journal_says_finished_when_all_is_on_the_disk(bench, monkeypatch):
+    """Power may go at any time: a resumed run gives names to what is there, and looks no more at what it holds."""
+    write_jsonl(bench.folder / "docs.jsonl", texts(50))
+    real, real_flush, flushed = WorkFolder.write_journal, os.fsync, set()
+    seen = []
+
+    def fsync(descriptor):
+        flushed.add(os.fstat(descriptor).st_ino)
+        real_flush(descriptor)
+
+    def write_journal(self, journal):
+        if journal.finished:
+            needed = [self.tokens, self.lengths, self.index, self.sidecar, self.path]
+            seen.extend(path.name for path in needed if path.stat().st_ino not in flushed)
+            assert self.index.stat().st_size > 34 and Sidecar.read(self.path / "facts") is not None
+            seen.append("finished")
+        real(self, journal)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(WorkFolder, "write_journal", write_journal)
+    bench.run("docs.jsonl")
+    assert seen == ["finished"]
+
+
+def test_a_finished_run_whose_files_were_harmed_is_not_published(bench, monkeypatch):
+    write_jsonl(bench.folder / "docs.jsonl", texts(50))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(WorkFolder, "publish", lambda self, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        bench.run("docs.jsonl")
+    index = bench.folder / ".out.preprocess" / "index.idx"
+    whole = index.read_bytes()
+    index.write_bytes(whole[:-9])
+    with pytest.raises(DataError, match=r"index.idx: cut short[^\n]*\n  leave resume out"):
+        bench.run("docs.jsonl", resume=True)
+    assert bench.left() == [".out.preprocess"]
+    index.write_bytes(whole)
+    bench.run("docs.jsonl", resume=True)
+    assert bench.left() == ["out.bin", "out.idx", "out.json"]
 
 
 def test_what_a_finished_run_left_behind_is_removed(bench):
@@ -602,55 +588,3 @@ def test_a_full_disk_is_said_and_can_be_gone_on_from(bench, monkeypatch):
     assert bench.left() == [".out.preprocess"] and len(bench.files("whole")[0]) > 200_000
     bench.run("docs.jsonl", resume=True)
     assert "going on with out" in bench.said and bench.files() == bench.files("whole")
-
-
-def written(bench):
-    """Bytes of tokens so far."""
-    try:
-        return (bench.folder / ".out.preprocess" / "tokens.bin").stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def killed_and_resumed(bench, kills, *, seed):
-    """Kill the process that often at random moments of its work, going on each time; how often it had work left."""
-    documents = texts(1500 * kills, longest=20)
-    write_jsonl(bench.folder / "docs.jsonl", documents)
-    bench.run("docs.jsonl", output="whole")
-    size, draw = len(bench.files("whole")[0]), random.Random(seed)
-    went_on, killed = 0, 0
-    parts = sorted(draw.uniform(0.05, 0.95) for _ in range(kills))
-    while killed < kills:
-        went_on += (bench.folder / ".out.preprocess" / "journal.json").exists()
-        process = multiprocessing.get_context("fork").Process(
-            target=bench.run, args=("docs.jsonl",), kwargs={"resume": True, "chunk_size": 1, "workers": 2}
-        )
-        process.start()
-        while process.is_alive() and written(bench) < parts[killed] * size:
-            time.sleep(0.001)
-        time.sleep(draw.uniform(0, 0.01))
-        process.kill()
-        process.join()
-        assert process.exitcode in (-signal.SIGKILL, 0)
-        killed += process.exitcode != 0
-        if process.exitcode == 0:  # it was done first, on a machine that is busy with something else
-            assert bench.files() == bench.files("whole")
-            for path in bench.folder.glob("out.*"):
-                path.unlink()
-    bench.run("docs.jsonl", resume=True)
-    assert bench.files() == bench.files("whole")
-    assert bench.left() == ["out.bin", "out.idx", "out.json"]
-    return went_on
-
-
-def test_killed_three_times_and_resumed_it_is_the_same(bench, monkeypatch):
-    monkeypatch.setattr(tokenise, "_JOURNAL_SECONDS", 0.02)
-    assert killed_and_resumed(bench, 3, seed=1) >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [2, 3])
-def test_killed_twenty_times_and_resumed_it_is_the_same(bench, monkeypatch, seed):
-    monkeypatch.setattr(tokenise, "_JOURNAL_SECONDS", 0.02)
-    assert killed_and_resumed(bench, 20, seed=seed) >= 10

@@ -140,9 +140,11 @@ class DatasetForCausalLM:
         for number, arrays in self._recent:
             if number == block:
                 return arrays[row]
-        facts = [["causal", _FORMAT, self.seed, block, self.documents.start, self.documents.stop], self._stamp]
+        facts = [["causal", _FORMAT, self.seed, block, self.documents.start, self.documents.stop]]
         shape = (self._epochs_a_file, 2, len(self.documents) + 1)
-        arrays = self._cache.array(facts, lambda: self._lay_out(block, shape), shape=shape, label="documents")
+        arrays = self._cache.array(
+            facts, lambda: self._lay_out(block, shape), stamp=self._stamp, shape=shape, label="documents"
+        )
         if (arrays[:, 0, -1] != self.num_tokens).any():  # of other files, after all
             arrays = self._lay_out(block, shape)
         self._recent = ((block, arrays), *self._recent[:1])  # replaced as a whole: several threads may ask

@@ -135,6 +135,11 @@ class Mixture:
         """Of the first file that has one; all that have one agree on the tokenizer."""
         return next((sidecar for sidecar in self.sidecars.values() if sidecar is not None), None)
 
+    @property
+    def tokenizer_folders(self) -> tuple[Path, ...]:
+        """Where the names of their tokenizers begin, that of `sidecar` first."""
+        return tuple(prefix.parent for prefix, sidecar in self.sidecars.items() if sidecar is not None)
+
     def num_documents(self) -> str:
         """How many each split has, for messages: train 3, valid 0."""
         counts = (
@@ -185,7 +190,11 @@ class Mixture:
                 )
 
     def identity(self) -> str:
-        """Changes when a sample might: with an index, probes of the tokens, the tokenizer, a range, a weight."""
+        """Changes when a sample might: with an index, the tokens, the tokenizer, a range, a weight.
+
+        The tokens by their hash in the sidecar, and by probes, which show most files that were changed since; of files
+        without that hash by probes alone.
+        """
         digest = hashlib.sha256()
         for split, parts in self.splits.items():
             for part in parts:
@@ -193,6 +202,8 @@ class Mixture:
                 sidecar = self.sidecars[part.prefix]
                 tokenizer = sidecar.tokenizer_hash if sidecar is not None else None
                 digest.update(repr((split, content, tokenizer, part.weight, part.start, part.end)).encode())
+                if sidecar is not None and sidecar.tokens_sha256 is not None:
+                    digest.update(sidecar.tokens_sha256.encode())
         return digest.hexdigest()
 
 
@@ -207,9 +218,8 @@ def find_id_range(prefix: Path, index: IndexArrays, *, say: Any = lambda message
                 smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
         return np.array([smallest, largest])
 
-    facts = ["ids", file_stamp(prefix)]
     cache = IndexCache(cache_path(prefix))
-    smallest, largest = cache.array(facts, scan, shape=(2,), label="ids")
+    smallest, largest = cache.array(["ids"], scan, stamp=file_stamp(prefix), shape=(2,), label="ids")
     return int(smallest), int(largest)
 
 

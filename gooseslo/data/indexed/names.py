@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _TOKENS, _INDEX, _FACTS, _REJECTED, _TOKENIZER, _CACHE = (
@@ -56,6 +57,16 @@ def owner_of(path: Path) -> Path | None:
 def is_prepared(prefix: Path) -> bool:
     """Whether there are tokens and an index of that name."""
     return bin_path(prefix).is_file() and idx_path(prefix).is_file()
+
+
+def stored_name(name: str, *, base_dir: Path, prefix: Path) -> str:
+    """How a tokenizer is named in PREFIX.json, so that it is found from anywhere: a folder from that of the prefix on.
+
+    `name` is that of a folder, relative to `base_dir`, or of the Hub; an absolute path stays one.
+    """
+    if os.path.isabs(name) or not name or not (base_dir / name).is_dir():
+        return name
+    return os.path.relpath(os.path.realpath(base_dir / name), os.path.realpath(prefix.parent))
 
 
 def _named(prefix: Path, ending: str) -> Path:

@@ -12,7 +12,8 @@ from typing import Any
 from gooseslo.data.indexed.names import sidecar_path
 from gooseslo.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
+"""1 had no hash of the tokens."""
 _BEGINNING = re.compile(rb'\s*\{\s*"tokenizer"\s*:')
 """Of every sidecar, however it was laid out."""
 
@@ -32,7 +33,7 @@ class Sidecar:
     """Facts about a prepared data set."""
 
     tokenizer: str
-    """Name or folder, as it was given; for a trained one its folder's name beside the data."""
+    """Name on the Hub, or a folder: absolute, or from that of the data on."""
     tokenizer_hash: str
     """gooseslo.data.tokenizers.tokenizer.fingerprint."""
     vocab_size: int
@@ -48,6 +49,8 @@ class Sidecar:
     """Inputs without any token, which were left out."""
     rejected_documents: int = 0
     """Inputs that could not be read, which were left out (`on_error=skip`)."""
+    tokens_sha256: str | None = None
+    """Of the bytes in the .bin; None in files of an older version."""
     sources: tuple[SourceFile, ...] = field(default_factory=tuple)
     format: int = FORMAT
 
@@ -89,6 +92,8 @@ class Sidecar:
             value, expected = getattr(sidecar, name), str if name.startswith(("tokenizer", "dtype")) else int
             if type(value) is not expected:
                 raise DataError(f"{path}: damaged: its {name} is {value!r}")
+        if not isinstance(sidecar.tokens_sha256, str | None):
+            raise DataError(f"{path}: damaged: its tokens_sha256 is {sidecar.tokens_sha256!r}")
         return sidecar
 
     def check_counts(self, prefix: Path, *, documents: int, tokens: int) -> None:

@@ -24,7 +24,7 @@ class Encoding:
 
     tokenizer: PreTrainedTokenizerBase
     name: str
-    """As it was given, for the sidecar."""
+    """For the sidecar."""
     eod_token_id: int | None
     """Appended to each document; None: nothing is."""
     plain: bool = True

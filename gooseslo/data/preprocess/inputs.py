@@ -129,7 +129,7 @@ def _is_prepared(folder: Path, name: str, output: Path | None) -> bool:
 
 
 def _is_their_text(path: Path, prefix: Path) -> bool:
-    """Whether what lies beside tokens as PREFIX.json is no facts about them: the text, maybe, that they were made of."""
+    """Whether what lies beside tokens as PREFIX.json is not facts about them: it may be the text they were made of."""
     try:
         return path == sidecar_path(prefix) and not Sidecar.is_beside(prefix)
     except OSError:  # is said when it is opened

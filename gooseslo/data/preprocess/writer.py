@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import replace
@@ -19,6 +20,7 @@ from gooseslo.errors import DataError
 from gooseslo.staging import flush
 
 _LARGEST_LENGTH = 2**31 - 1
+_BLOCK_BYTES = 1 << 20
 
 
 class GrowingFile:
@@ -55,6 +57,37 @@ class GrowingFile:
         os.close(self._descriptor)
 
 
+class HashedFile(GrowingFile):
+    """Knows the SHA-256 of its bytes; what it is opened with is read once, and so is what stays of it after a cut."""
+
+    def __init__(self, path: Path, *, size: int):
+        self._hash = hashlib.sha256()
+        self._marked = (0, hashlib.sha256())
+        super().__init__(path, size=size)
+
+    def append(self, data: bytes) -> None:
+        super().append(data)
+        self._hash.update(data)
+
+    def mark(self) -> None:
+        """Remember this place: a cut to it is free."""
+        self._marked = (self.size, self._hash.copy())
+
+    def cut(self, size: int) -> None:
+        super().cut(size)
+        marked, known = self._marked
+        if marked == size:
+            self._hash = known.copy()
+            return
+        self._hash = hashlib.sha256()
+        for begin in range(0, size, _BLOCK_BYTES):
+            self._hash.update(os.pread(self._descriptor, min(_BLOCK_BYTES, size - begin), begin))
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
 class TokenWriter:
     """A context manager. Chunks come in the order of the input; their tokens are of `dtype`."""
 
@@ -67,8 +100,10 @@ class TokenWriter:
         self._dtype = np.dtype(dtype)
         self._eod = b"" if eod_token_id is None else np.array([eod_token_id], dtype).tobytes()
         self._eod_token_id = eod_token_id
-        paths = {"tokens": folder.tokens, "lengths": folder.lengths, "rejected": folder.rejected}
-        self._files = {name: GrowingFile(path, size=sizes.get(name, 0)) for name, path in paths.items()}
+        self._tokens = HashedFile(folder.tokens, size=sizes.get("tokens", 0))
+        paths = {"lengths": folder.lengths, "rejected": folder.rejected}
+        rest = {name: GrowingFile(path, size=sizes.get(name, 0)) for name, path in paths.items()}
+        self._files = {"tokens": self._tokens, **rest}
         self._document_start: int | None = None
         """Bytes before the document whose pieces are coming."""
         self._drops_document = False
@@ -102,7 +137,7 @@ class TokenWriter:
         if placed.chunk.kind == "piece":
             return self._add_piece(placed, encoded)
         self._keep(placed.name, encoded.rejected)
-        self._files["tokens"].append(encoded.tokens)
+        self._tokens.append(encoded.tokens)
         self._files["lengths"].append(self._checked(placed, np.asarray(encoded.lengths)))
         self.tally.empty += encoded.num_empty
         self._count_documents(placed.source, len(encoded.lengths))
@@ -111,8 +146,9 @@ class TokenWriter:
 
     def _add_piece(self, placed: Placed, encoded: Encoded) -> list[Rejected]:
         """One bad line leaves the whole document out: it is one rejected record, however many follow."""
-        tokens = self._files["tokens"]
+        tokens = self._tokens
         if self._document_start is None:
+            tokens.mark()
             self._document_start, self._drops_document, self._piece_facts = tokens.size, False, []
         rejected: list[Rejected] = []
         if encoded.rejected and not self._drops_document:
@@ -130,7 +166,7 @@ class TokenWriter:
 
     def _end_document(self, placed: Placed) -> None:
         assert self._document_start is not None
-        tokens = self._files["tokens"]
+        tokens = self._tokens
         if tokens.size > self._document_start:
             tokens.append(self._eod)
             length = (tokens.size - self._document_start) // self._dtype.itemsize
@@ -182,7 +218,8 @@ class TokenWriter:
         folder = self._folder
         lengths = np.memmap(folder.lengths, dtype="<i4", mode="r")
         write_index(folder.index, dtype=self._dtype, sizes=lengths)
-        folder.sidecar.write_text(sidecar.to_json(), encoding="utf-8")
+        facts = replace(sidecar, tokens_sha256=self._tokens.sha256)
+        folder.sidecar.write_text(facts.to_json(), encoding="utf-8")
         if self.tally.rejected == 0:
             folder.rejected.unlink()
         self.flush()
