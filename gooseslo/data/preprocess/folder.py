@@ -179,7 +179,11 @@ def existing_output(prefix: Path) -> list[Path]:
 
 def check_free(prefix: Path, *, output: str) -> None:
     """DataError if there is an output of that name, typed as `output`."""
-    if found := existing_output(prefix):
+    try:
+        found = existing_output(prefix)
+    except OSError as error:  # such as a name that is too long
+        raise DataError(f"output={output}: cannot be made: {error.strerror}") from error
+    if found:
         shown = ", ".join(path.name for path in found)
         raise DataError(f"output={output}: exists ({shown})\n  give another name, or remove it")
 

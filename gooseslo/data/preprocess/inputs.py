@@ -29,6 +29,7 @@ KNOWN_ENDINGS = ".txt, .jsonl, .json (a record a line), these also with .gz or .
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 _FAULTS_SHOWN = 4
 _ENDINGS_SHOWN = 5
+_NAME_SHOWN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,9 @@ def find_sources(
         except DataError as error:
             faults.append(str(error))
             continue
+        except OSError as error:
+            faults.append(f"{item[:_NAME_SHOWN]}: cannot be read: {error.strerror or error}")
+            continue
         for name in names:
             try:
                 sources.append(_source(name, base_dir, file_format))
@@ -97,6 +101,8 @@ def find_sources(
 def _expand(item: str, base_dir: Path, file_format: str | None, output: Path | None) -> list[str]:
     """The names of files (and data-set folders) that an item stands for."""
     path = base_dir / item
+    if not item or "\0" in item:
+        raise DataError(f"{item!r}: not a name")
     if item == STANDARD_INPUT:
         return [item]
     if path.is_dir() and not _is_data_set(path):
@@ -149,9 +155,18 @@ def _is_data_set(path: Path) -> bool:
 
 
 def _files_below(path: Path) -> Iterator[str]:
-    """Paths from `path` on, without hidden ones, sorted folder by folder."""
-    for folder, subfolders, names in os.walk(path):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+    """Paths from `path` on, without hidden ones, sorted folder by folder; DataError for a folder that cannot be read.
+
+    Links to folders are followed, but for those that lead back to where they are.
+    """
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    for folder, subfolders, names in os.walk(path, onerror=fail, followlinks=True):
+        above = Path(folder).resolve()
+        visible = sorted(name for name in subfolders if not name.startswith("."))
+        subfolders[:] = [name for name in visible if not above.is_relative_to(Path(folder, name).resolve())]
         for name in sorted(names):
             if not name.startswith("."):
                 yield str(Path(folder, name).relative_to(path))

@@ -50,7 +50,8 @@ def read_json(line: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deeply nested"
-        raise BadRecordError(f"not JSON: {reason}") from None
+        way_out = "write each record on a line of its own" if line.strip() in ("[", "{") else ""
+        raise BadRecordError(f"not JSON: {reason}", way_out) from None
 
 
 def checked_text(value: Any, name: str) -> str:
