@@ -240,7 +240,7 @@ class _Run:
             assert size is not None, "it is checked to be given where no tokenizer is"
             self._say(f"training a tokenizer of {size} entries")
             with staged_folder(folder.tokenizer) as staging:
-                train_tokenizer(self._all_texts(), vocab_size=size).save_pretrained(staging)
+                encoding.save(train_tokenizer(self._all_texts(), vocab_size=size), staging)
             folder.write_journal(self._journal)
         return encoding.load(str(folder.tokenizer), base_dir=folder.path)
 
