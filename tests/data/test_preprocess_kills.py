@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -86,19 +87,21 @@ def killed_and_resumed(bench, kills, *, seed):
             left[phase] += work_folder.exists()
         else:  # done first, as it may be where an earlier process had done the most of it
             check(bench)
-            for path in bench.folder.glob("out.[bij]*"):
-                path.unlink()
-            for path in (bench.folder / "out.tokenizer").iterdir():
-                path.unlink()
-            (bench.folder / "out.tokenizer").rmdir()
+            remove_output(bench)
     bench.run("docs.jsonl", **OPTIONS)
     check(bench)
     return left
 
 
-def check(bench):
-    assert bench.files() == bench.files("whole")
-    facts, whole = Sidecar.read(bench.folder / "out"), Sidecar.read(bench.folder / "whole")
+def remove_output(bench):
+    for path in bench.folder.glob("out.[bij]*"):
+        path.unlink()
+    shutil.rmtree(bench.folder / "out.tokenizer")
+
+
+def check(bench, expected="whole"):
+    assert bench.files() == bench.files(expected)
+    facts, whole = Sidecar.read(bench.folder / "out"), Sidecar.read(bench.folder / expected)
     assert (facts.tokens_sha256, facts.sources) == (whole.tokens_sha256, whole.sources)
     assert bench.left() == ["out.bin", "out.idx", "out.json", "out.tokenizer"]
 
@@ -107,6 +110,26 @@ def test_killed_in_every_phase_and_resumed_it_is_the_same(bench):
     begin = time.monotonic()
     left = killed_and_resumed(bench, ["start", "middle", "end", "end", "middle", "end"], seed=1)
     assert left["middle"] == 2 and left["end"] >= 1, (left, time.monotonic() - begin)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_at_each_moment_of_the_end_it_is_finished_by_resume(bench):
+    """The index, the flushes, the journal, every name, and the removal of the work folder after the last."""
+    (bench.folder / "docs.jsonl").write_text("".join((bench.folder / "docs.jsonl").open().readlines()[:50]))
+    bench.run("docs.jsonl", output="short", **OPTIONS)
+    killed, exitcode = 0, None
+    while exitcode != 0:
+        process = multiprocessing.get_context("fork").Process(target=work, args=(bench, "end", killed + 1))
+        process.start()
+        process.join(60)
+        exitcode = process.exitcode
+        assert exitcode in (-signal.SIGKILL, 0)
+        killed += exitcode != 0
+        bench.run("docs.jsonl", **OPTIONS)
+        check(bench, "short")
+        remove_output(bench)
+    assert killed > 40
 
 
 @pytest.mark.slow

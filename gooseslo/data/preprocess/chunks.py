@@ -15,8 +15,8 @@ from gooseslo.errors import DataError
 _CHUNK_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 """A document of more is encoded in pieces, cut after a line; the cuts depend on the document alone."""
-_LARGEST_PIECE_BYTES = 1 << 22
-"""Where no line ends it is cut all the same."""
+_LARGEST_PIECE_BYTES = 5 << 18
+"""Where no line ends it is cut all the same: a worker takes two hundred times as much memory as its text."""
 _LONGEST_LINE_BYTES = 1 << 30
 """A record is in memory as a whole, several times over."""
 

@@ -21,7 +21,7 @@ from gooseslo.data.preprocess.progress import ProgressReport
 from gooseslo.data.preprocess.summary import summary_lines
 from gooseslo.data.preprocess.tokenise import Rejections, Tokeniser
 from gooseslo.data.preprocess.work import Chunk
-from gooseslo.data.text.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
+from gooseslo.data.text.records import BadRecordError, decode, read_lines, record_text
 from gooseslo.errors import DataError
 
 _CHUNK_CHARACTERS = 1 << 20
@@ -149,12 +149,11 @@ def _batch(documents: Iterator[str], size: int) -> Iterator[str]:
 
 
 def _records(path: Path, json_key: str) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = decode(line.removeprefix(BYTE_ORDER_MARK if number == 1 else b""))
-                if text.strip():
-                    yield record_text(text, json_key, option="json_key")
-            except BadRecordError as bad:
-                way_out = f"\n  {bad.way_out}" if bad.way_out else ""
-                raise DataError(f"{path}, line {number}: {bad.rule}{way_out}") from None
+    for number, line in read_lines(path):
+        try:
+            text = decode(line)
+            if text.strip():
+                yield record_text(text, json_key, option="json_key")
+        except BadRecordError as bad:
+            way_out = f"\n  {bad.way_out}" if bad.way_out else ""
+            raise DataError(f"{path}, line {number}: {bad.rule}{way_out}") from None
