@@ -102,3 +102,14 @@ def test_a_document_of_more_tokens_than_the_index_can_count(bench, monkeypatch):
     with pytest.raises(DataError, match=r"^input: a.txt: a document of 10 tokens"):
         bench.run("a.txt", document="file")
     assert bench.left() == []
+
+
+def test_a_document_that_is_blank_for_long_is_not_held(bench, monkeypatch):
+    """Whether it is a document is known at its first word."""
+    monkeypatch.setattr(streams, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(chunks, "_LONGEST_LINE_BYTES", 1000)
+    (bench.folder / "a.txt").write_text(" \n" * 300 + "goose" + " \n" * 2000)
+    assert independent_read(bench.run("a.txt", document="file"))[0] == [[3, 0]]
+    (bench.folder / "b.txt").write_text(" \n" * 600 + "goose")
+    with pytest.raises(DataError, match=r"^input: b.txt: begins with more than 1,000 blank bytes$"):
+        bench.run("b.txt", output="other", document="file", on_error="skip")

@@ -110,6 +110,8 @@ def _expand(item: str, base_dir: Path, file_format: str | None, output: Path | N
         texts = [name for name in found if not _is_prepared(path, name, output)]
         if names := [str(Path(item) / name) for name in _usable(texts, file_format)]:
             return names
+        if _usable(found, file_format):
+            raise DataError(f"{item}: only prepared files lie in this folder")
         raise DataError(f"{item}: no file of a known ending in this folder{_shown(found)}\n  known: {KNOWN_ENDINGS}")
     if not path.exists() and glob.has_magic(item):
         matches = sorted(glob.glob(item, root_dir=base_dir, recursive=True))
