@@ -20,7 +20,8 @@ from typing import TypeVar
 import numpy as np
 
 from gooseslo.data.indexed.causal_lm import DatasetForCausalLM
-from gooseslo.data.indexed.layout import bin_path, idx_path, write_index
+from gooseslo.data.indexed.layout import write_index
+from gooseslo.data.indexed.names import bin_path, idx_path
 from gooseslo.data.order.blend import DatasetBlender
 
 DOCUMENTS, TOKENS, LENGTH = 1_000_000, 1_000_000_000, 1024

@@ -189,11 +189,10 @@ def _find_indexed(
     for overlap in mixture.overlaps():
         logging.getLogger(__name__).warning("warning: %s: its loss is not that of unseen text", overlap)
     sidecar = mixture.sidecar
-    first = mixture.splits["train"][0].prefix
     tokenizer = find_tokenizer(
         config.tokenizer,
         made_with=None if sidecar is None else (sidecar.tokenizer, sidecar.tokenizer_hash),
-        folders=(first.parent, Path.cwd()),
+        folders=(*mixture.tokenizer_folders, Path.cwd()),
         model_vocab_size=model_vocab_size,
         cache_dir=cache_dir,
     )

@@ -17,6 +17,8 @@ from gooseslo.schema.ranges import (
 )
 
 STANDARD_INPUT = "-"
+LONGEST_NAME = 240
+"""Bytes of an output's name: file systems allow 255, and .rejected.jsonl is the longest ending."""
 INPUT_KEYS = (
     "train_tokenizer",
     "text_key",
@@ -85,7 +87,13 @@ def _check_prefix(output: str | None) -> list[Fault]:
     if not output or output.endswith(("/", "/.", "/..")) or output in (".", ".."):
         rule = "is required" if not output else "is a folder, not the first part of a name"
         return [Fault(key="output", value=output or None, rule=rule, way_out="output=FOLDER/NAME")]
-    parent = next(path for path in Path(output).absolute().parents if path.exists())
+    if (size := len(os.fsencode(Path(output).name))) > LONGEST_NAME:
+        rule = f"its name has {size} bytes; {LONGEST_NAME} leave room for the endings of its files"
+        return [Fault(key="output", value=shortened(output), rule=rule, way_out="output=FOLDER/NAME, shorter")]
+    try:
+        parent = next(path for path in Path(output).absolute().parents if path.exists())
+    except OSError as error:
+        return [Fault(key="output", value=shortened(output), rule=f"cannot be made: {error.strerror}")]
     if not parent.is_dir():
         return [Fault(key="output", value=shortened(output), rule=f"{parent} is not a folder")]
     if not os.access(parent, os.W_OK | os.X_OK):

@@ -56,6 +56,9 @@ def test_a_line_about_the_speed_every_so_many_documents(tmp_path, capsys):
 
 
 def test_what_it_cannot_take(tmp_path):
+    for workers in (0, -1):
+        with pytest.raises(DataError, match=f"workers={workers}: must be at least 1"):
+            preprocessor(workers=workers)
     with pytest.raises(DataError, match="append_eod=True: the tokenizer has no eos token"):
         DatasetPreprocessor(tokenizer=word_tokenizer(eos=None))
     DatasetPreprocessor(tokenizer=word_tokenizer(eos=None), append_eod=False)

@@ -10,6 +10,7 @@ import pytest
 from indexed_fixtures import numbered, write_prefix
 
 from gooseslo.data import DatasetForCausalLM
+from gooseslo.data.indexed import index_cache
 from gooseslo.data.indexed.index_cache import IndexCache
 
 
@@ -22,7 +23,7 @@ def build_slowly(folder, log, seconds, queue):
         time.sleep(seconds)
         return np.arange(1000)
 
-    queue.put(IndexCache(folder).array(["facts"], build, shape=(1000,), label="x").tolist())
+    queue.put(IndexCache(folder).array(["facts"], build, stamp=0, shape=(1000,), label="x").tolist())
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.3])
@@ -57,7 +58,7 @@ def test_what_a_killed_builder_leaves_neither_blocks_nor_counts(tmp_path):
         time.sleep(0.01)
     process.kill()
     process.join()
-    assert IndexCache(tmp_path).array(["facts"], lambda: np.arange(1000), shape=(1000,), label="x")[-1] == 999
+    assert IndexCache(tmp_path).array(["facts"], lambda: np.arange(1000), stamp=0, shape=(1000,), label="x")[-1] == 999
 
 
 def cut(path):
@@ -109,7 +110,21 @@ def test_the_name_depends_on_all_that_the_array_depends_on(tmp_path):
     time.sleep(0.02)  # a file system's clock may tick in hundredths
     write_prefix(tmp_path / "a", documents[::-1])
     DatasetForCausalLM(prefix, 6).tokens(0)
-    assert len(list((tmp_path / "a.cache").glob("*.npy"))) == 4
+    assert len(list((tmp_path / "a.cache").glob("*.npy"))) == 1  # what is known of the old files is of no more use
+
+
+def test_of_many_epochs_the_newest_are_kept(tmp_path, monkeypatch):
+    """A long run over a large set asks for each once; what it has mapped stays readable."""
+    monkeypatch.setattr(index_cache, "_KEPT", 4)
+    cache, arrays = IndexCache(tmp_path), []
+    cache.array(["ids"], lambda: np.arange(3), stamp=1, shape=(3,), label="ids")
+    for epoch in range(10):
+        arrays.append(cache.array([epoch], lambda epoch=epoch: np.arange(3) + epoch, stamp=1, shape=(3,), label="x"))
+        path = max(tmp_path.glob("x-*.npy"), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(path, ns=(epoch, epoch))  # a file system's clock may tick in hundredths
+    assert [array[0] for array in arrays] == list(range(10))
+    assert sorted(path.stat().st_mtime_ns for path in tmp_path.glob("x-*.npy")) == [6, 7, 8, 9]
+    assert len(list(tmp_path.glob("ids-*.npy"))) == 1
 
 
 def test_it_is_read_and_not_built_again(tmp_path, monkeypatch):
@@ -146,7 +161,7 @@ def test_a_full_disk_is_a_warning(tmp_path, caplog, monkeypatch):
 
     monkeypatch.setattr("gooseslo.data.indexed.index_cache._write", full)
     cache = IndexCache(tmp_path)
-    assert cache.array(["x"], lambda: np.arange(3), shape=(3,), label="x").tolist() == [0, 1, 2]
+    assert cache.array(["x"], lambda: np.arange(3), stamp=0, shape=(3,), label="x").tolist() == [0, 1, 2]
     assert "No space left" in caplog.text and [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 

@@ -6,7 +6,8 @@ import struct
 import numpy as np
 import pytest
 
-from gooseslo.data.indexed.layout import choose_dtype, idx_path, pointers_of, read_index, write_index
+from gooseslo.data.indexed.layout import choose_dtype, pointers_of, read_index, write_index
+from gooseslo.data.indexed.names import idx_path
 from gooseslo.data.indexed.readers import READERS, open_indexed
 from gooseslo.data.indexed.sidecar import Sidecar, SourceFile
 from gooseslo.errors import DataError
@@ -197,7 +198,7 @@ def test_a_sidecar_reads_back(tmp_path):
     [
         ("", "cannot be read"),
         ("}", "damaged: it has no format"),
-        (', "format": 2}', "format 2 is newer"),
+        (', "format": 3}', "format 3 is newer"),
         (', "format": 1}', "damaged: 'sources'"),
         (', "format": 1, "sources": [], "extra": 1}', "damaged"),
         (SIDECAR.to_json().partition('"gpt2"')[2].replace('"tokens": 12', '"tokens": "12"'), "its tokens is '12'"),

@@ -1,5 +1,7 @@
 """What `data=indexed` names: found, whole, of one tokenizer, within the model's table; and known again after a stop."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from indexed_fixtures import numbered, write_prefix, write_sidecar
@@ -58,6 +60,15 @@ def test_files_of_two_tokenizers(folder):
         mixture(folder, train="a", valid="b")
 
 
+def test_the_name_of_a_tokenizer_begins_at_the_file_that_has_one(folder):
+    """The first file may be another tool's, in another folder."""
+    (folder / "deep").mkdir()
+    write_prefix(folder / "deep" / "c", DOCUMENTS)
+    write_sidecar(folder / "deep" / "c", DOCUMENTS)
+    found = mixture(folder, train=["a", "deep/c"])
+    assert found.sidecar.tokenizer == "nowhere/at-all" and found.tokenizer_folders == (folder / "deep",)
+
+
 def test_a_sidecar_of_other_files(folder):
     write_sidecar(folder / "a", DOCUMENTS, documents=4)
     with pytest.raises(DataError, match=r"data.train: .*a.json: speaks of 4 documents"):
@@ -104,6 +115,34 @@ def test_documents_that_are_trained_on_and_held_out(folder):
     assert not list(mixture(folder, train=parts, valid={"path": "b", "start": 0.9}).overlaps())
     (words,) = mixture(folder, train=parts, valid=[{"path": "b", "start": 0.8}]).overlaps()
     assert words == "data.valid[0]: 2 of its 4 documents are data.train[0]'s too"
+
+
+def test_identity_sees_every_token_of_files_that_have_a_hash(tmp_path):
+    """One token of a million, far from every probe: text that was edited and prepared anew."""
+    documents = numbered([1000] * 1000)
+    documents = [document % 50_000 for document in documents]
+    found = set()
+    for edited in (False, True):
+        documents[505][77] = 1 if edited else 2
+        write_prefix(tmp_path / "a", documents)
+        found.add(mixture(tmp_path, train="a").identity())
+    assert len(found) == 1  # of probes alone
+    for edited in (False, True):
+        documents[505][77] = 1 if edited else 2
+        write_prefix(tmp_path / "a", documents)
+        tokens_sha256 = hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest()
+        write_sidecar(tmp_path / "a", documents, format=2, tokens_sha256=tokens_sha256)
+        found.add(mixture(tmp_path, train="a").identity())
+    assert len(found) == 3
+
+
+def test_identity_of_older_files_stays(folder):
+    """Runs that began before there was a hash go on."""
+    write_sidecar(folder / "a", DOCUMENTS)
+    assert mixture(folder, train="a").identity() == OLDER
+
+
+OLDER = "c23a90a2dcd391352c584cc001bef5424a3f504c4a86886edb0702ad19e72e66"
 
 
 def test_identity_is_of_the_content(folder, tmp_path_factory):

@@ -51,6 +51,8 @@ def test_what_would_be_ignored_is_refused(job, given, tmp_path, monkeypatch):
         (["input=-", "output=a", "tokenizer=t", "resume=true"], "resume=true: standard input cannot be read again"),
         ([*INPUT, "chunk_size=0"], "chunk_size=0"),
         ([*INPUT, "on_error=stop"], "on_error=stop"),
+        (["input=a.txt", "tokenizer=t", "output=o/" + "x" * 241], "output=.*: its name has 241 bytes; 240 leave room"),
+        (["input=a.txt", "tokenizer=t", f"output={'x' * 300}/o"], "output=.*: cannot be made: File name too long"),
         (["merge=[a]", "output=c"], "is not a list of two prefixes or more"),
     ],
 )

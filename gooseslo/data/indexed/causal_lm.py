@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from gooseslo.data.indexed.index_cache import IndexCache
-from gooseslo.data.indexed.layout import bin_path, file_stamp, idx_path
+from gooseslo.data.indexed.layout import file_stamp
+from gooseslo.data.indexed.names import bin_path, cache_path, idx_path
 from gooseslo.data.indexed.readers import open_indexed
 from gooseslo.data.order.sample import IGNORED_LABEL, Sample, cut_sample
 from gooseslo.data.text.packed import random_words
@@ -77,7 +78,7 @@ class DatasetForCausalLM:
                 "more to predict; widen the range, or shorten the sequence"
             )
         self._epochs_a_file = max(1, min(_EPOCHS_A_FILE, _DOCUMENTS_A_FILE // (len(self.documents) + 1)))
-        self._cache = IndexCache(self.prefix.parent / f"{self.prefix.name}.cache")
+        self._cache = IndexCache(cache_path(self.prefix))
         self._recent: tuple[tuple[int, np.ndarray], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,9 +140,11 @@ class DatasetForCausalLM:
         for number, arrays in self._recent:
             if number == block:
                 return arrays[row]
-        facts = [["causal", _FORMAT, self.seed, block, self.documents.start, self.documents.stop], self._stamp]
+        facts = [["causal", _FORMAT, self.seed, block, self.documents.start, self.documents.stop]]
         shape = (self._epochs_a_file, 2, len(self.documents) + 1)
-        arrays = self._cache.array(facts, lambda: self._lay_out(block, shape), shape=shape, label="documents")
+        arrays = self._cache.array(
+            facts, lambda: self._lay_out(block, shape), stamp=self._stamp, shape=shape, label="documents"
+        )
         if (arrays[:, 0, -1] != self.num_tokens).any():  # of other files, after all
             arrays = self._lay_out(block, shape)
         self._recent = ((block, arrays), *self._recent[:1])  # replaced as a whole: several threads may ask

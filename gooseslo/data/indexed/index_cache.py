@@ -19,8 +19,10 @@ import numpy as np
 
 from gooseslo.staging import remove_stale, staged_file
 
-_FORMAT = 1
+_FORMAT = 2
 _LOCK = ".lock"
+_KEPT = 24
+"""Arrays of a label: several runs, ranges and seeds have a few epochs each."""
 
 
 class IndexCache:
@@ -35,15 +37,23 @@ class IndexCache:
         self._warned = False
 
     def array(
-        self, facts: Sequence[object], build: Callable[[], np.ndarray], *, shape: tuple[int, ...], label: str
+        self,
+        facts: Sequence[object],
+        build: Callable[[], np.ndarray],
+        *,
+        stamp: object,
+        shape: tuple[int, ...],
+        label: str,
     ) -> np.ndarray:
         """The int64 array of this shape that `build` gives, from the cache or into it.
 
-        `facts` are JSON values, and part of the file's name is `label`. Two processes that ask for the same build it
-        once: the second waits until it is there.
+        `facts` and `stamp` are JSON values, of which `stamp` says which data they are about: what is kept about data of
+        another stamp, which was replaced, is removed when something is built. Part of the file's name is `label`, and
+        of each label the newest are kept. Two processes that ask for the same build it once: the second waits until it
+        is there.
         """
-        key = hashlib.sha256(json.dumps([_FORMAT, shape, *facts]).encode()).digest()
-        path = self.folder / f"{label}-{key.hex()[:24]}.npy"
+        key = hashlib.sha256(json.dumps([_FORMAT, shape, *facts, stamp]).encode()).digest()
+        path = self.folder / f"{label}-{_short(stamp)}-{key.hex()[:24]}.npy"
         if (found := _read(path, key, shape)) is not None:
             return found
         try:
@@ -52,6 +62,7 @@ class IndexCache:
                     return found
                 remove_stale(self.folder)
                 built = build()
+                self._make_room(label, _short(stamp))
                 with staged_file(path) as staging:
                     _write(staging, key, built)
         except OSError as error:
@@ -59,6 +70,18 @@ class IndexCache:
             return build()
         found = _read(path, key, shape)
         return built if found is None else found
+
+    def _make_room(self, label: str, stamp: str) -> None:
+        """Remove what is about other data, and the oldest of this label. A process that has them mapped keeps them."""
+        ours = []
+        for path in self.folder.glob("*-*.npy"):
+            if path.name.split("-")[1] != stamp:
+                path.unlink(missing_ok=True)
+            elif path.name.startswith(f"{label}-"):
+                ours.append(path)
+        ours.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in ours[_KEPT - 1 :]:
+            path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -77,6 +100,10 @@ class IndexCache:
                 "warning: no index can be kept in %s (%s): every process works it out anew", self.folder, error.strerror
             )
         self._warned = True
+
+
+def _short(stamp: object) -> str:
+    return hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:8]
 
 
 def _write(path: Path, key: bytes, array: np.ndarray) -> None:

@@ -20,13 +20,14 @@ of the sizes [N + 1], the positions of the tokens [N + 1], the sizes [N], the do
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from gooseslo.data.indexed.names import bin_path, idx_path
 from gooseslo.errors import DataError
 
 MAGIC = b"MMIDIDX\0\0"
@@ -56,15 +57,6 @@ class IndexArrays:
         return len(self.doc_idx) - 1
 
 
-def bin_path(prefix: Path) -> Path:
-    """The tokens of a prefix; with_suffix would cut a prefix such as `wiki-1.0`."""
-    return prefix.parent / f"{prefix.name}.bin"
-
-
-def idx_path(prefix: Path) -> Path:
-    return prefix.parent / f"{prefix.name}.idx"
-
-
 def file_stamp(prefix: Path) -> list[list[int]]:
     """JSON values that change when a file of the prefix is replaced or written to; a copy has others too."""
     stats = [path.stat() for path in (idx_path(prefix), bin_path(prefix))]
@@ -78,7 +70,11 @@ def choose_dtype(vocab_size: int) -> np.dtype:
 
 def read_index(prefix: Path) -> IndexArrays:
     """The index of a prefix, after proof that it is whole and that its .bin is the one it speaks of; else DataError."""
-    path, tokens = idx_path(prefix), bin_path(prefix)
+    return read_index_of(idx_path(prefix), bin_path(prefix))
+
+
+def read_index_of(path: Path, tokens: Path) -> IndexArrays:
+    """The same for files of any names."""
     for file in (path, tokens):
         if not file.is_file():
             raise DataError(f"{file}: no such file\n  a prepared data set is PREFIX.bin and PREFIX.idx")
@@ -167,22 +163,41 @@ def _check(path: Path, sizes: np.ndarray, pointers: np.ndarray, doc_idx: np.ndar
 
 def write_index(path: Path, *, dtype: np.dtype, sizes: np.ndarray, doc_idx: np.ndarray | None = None) -> None:
     """Write an index file, in blocks: `sizes` [N] may be mapped. `doc_idx` None: each sequence is a document."""
-    bounds = np.arange(len(sizes) + 1) if doc_idx is None else doc_idx
+    write_joined_index(path, dtype=dtype, parts=[(sizes, doc_idx)])
+
+
+def write_joined_index(path: Path, *, dtype: np.dtype, parts: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> None:
+    """Write the index of data sets laid one after the other, from (sizes, doc_idx) of each, in blocks."""
     code = next(code for code, name in _CODES.items() if np.dtype(name) == dtype)
+    sizes = [sizes for sizes, _ in parts]
+    num_documents = sum(len(sizes) if doc_idx is None else len(doc_idx) - 1 for sizes, doc_idx in parts)
     with path.open("wb") as file:
-        file.write(_HEADER.pack(MAGIC, 1, code, len(sizes), len(bounds)))
-        _write_blocks(file, _blocks(sizes), "<i4")
-        _write_blocks(file, pointers_of(sizes, itemsize=dtype.itemsize), "<i8")
-        _write_blocks(file, _blocks(bounds), "<i8")
+        file.write(_HEADER.pack(MAGIC, 1, code, sum(map(len, sizes)), num_documents + 1))
+        _write_blocks(file, (block for each in sizes for block in _blocks(each)), "<i4")
+        _write_blocks(file, pointers_of(*sizes, itemsize=dtype.itemsize), "<i8")
+        _write_blocks(file, _joined_bounds(parts), "<i8")
 
 
-def pointers_of(sizes: np.ndarray, *, itemsize: int) -> Iterator[np.ndarray]:
+def pointers_of(*sizes: np.ndarray, itemsize: int) -> Iterator[np.ndarray]:
     """Byte position of each sequence, in blocks; counted in 64 bits whatever the type of `sizes`."""
     position = 0
-    for block in _blocks(sizes):
+    for block in (block for each in sizes for block in _blocks(each)):
         ends = position + np.cumsum(block, dtype=np.int64)
         yield (ends - block) * itemsize
         position = int(ends[-1])
+
+
+def _joined_bounds(parts: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[np.ndarray]:
+    """The sequence at which each document begins, and where the last ends."""
+    yield np.zeros(1, dtype=np.int64)
+    first = 0
+    for sizes, doc_idx in parts:
+        for begin in range(0, len(sizes) if doc_idx is None else len(doc_idx) - 1, _BLOCK):
+            if doc_idx is None:
+                yield first + np.arange(begin + 1, min(begin + _BLOCK, len(sizes)) + 1)
+            else:
+                yield first + np.asarray(doc_idx[begin + 1 : begin + 1 + _BLOCK], dtype=np.int64)
+        first += len(sizes)
 
 
 def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:

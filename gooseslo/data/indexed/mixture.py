@@ -12,7 +12,8 @@ import numpy as np
 
 from gooseslo.data.indexed.causal_lm import DatasetForCausalLM, documents_between
 from gooseslo.data.indexed.index_cache import IndexCache
-from gooseslo.data.indexed.layout import IndexArrays, bin_path, file_stamp, read_index
+from gooseslo.data.indexed.layout import IndexArrays, file_stamp, read_index
+from gooseslo.data.indexed.names import bin_path, cache_path
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.order.blend import DatasetBlender
 from gooseslo.data.text.corpus import SPLITS
@@ -134,6 +135,11 @@ class Mixture:
         """Of the first file that has one; all that have one agree on the tokenizer."""
         return next((sidecar for sidecar in self.sidecars.values() if sidecar is not None), None)
 
+    @property
+    def tokenizer_folders(self) -> tuple[Path, ...]:
+        """Where the names of their tokenizers begin, that of `sidecar` first."""
+        return tuple(prefix.parent for prefix, sidecar in self.sidecars.items() if sidecar is not None)
+
     def num_documents(self) -> str:
         """How many each split has, for messages: train 3, valid 0."""
         counts = (
@@ -184,7 +190,11 @@ class Mixture:
                 )
 
     def identity(self) -> str:
-        """Changes when a sample might: with an index, probes of the tokens, the tokenizer, a range, a weight."""
+        """Changes when a sample might: with an index, the tokens, the tokenizer, a range, a weight.
+
+        The tokens by their hash in the sidecar, and by probes, which show most files that were changed since; of files
+        without that hash by probes alone.
+        """
         digest = hashlib.sha256()
         for split, parts in self.splits.items():
             for part in parts:
@@ -192,6 +202,8 @@ class Mixture:
                 sidecar = self.sidecars[part.prefix]
                 tokenizer = sidecar.tokenizer_hash if sidecar is not None else None
                 digest.update(repr((split, content, tokenizer, part.weight, part.start, part.end)).encode())
+                if sidecar is not None and sidecar.tokens_sha256 is not None:
+                    digest.update(sidecar.tokens_sha256.encode())
         return digest.hexdigest()
 
 
@@ -206,9 +218,8 @@ def find_id_range(prefix: Path, index: IndexArrays, *, say: Any = lambda message
                 smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
         return np.array([smallest, largest])
 
-    facts = ["ids", file_stamp(prefix)]
-    cache = IndexCache(prefix.parent / f"{prefix.name}.cache")
-    smallest, largest = cache.array(facts, scan, shape=(2,), label="ids")
+    cache = IndexCache(cache_path(prefix))
+    smallest, largest = cache.array(["ids"], scan, stamp=file_stamp(prefix), shape=(2,), label="ids")
     return int(smallest), int(largest)
 
 

@@ -15,7 +15,8 @@ from typing import overload
 
 import numpy as np
 
-from gooseslo.data.indexed.layout import bin_path, read_index
+from gooseslo.data.indexed.layout import read_index
+from gooseslo.data.indexed.names import bin_path
 from gooseslo.errors import DataError
 
 

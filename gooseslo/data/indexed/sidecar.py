@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gooseslo.data.indexed.names import sidecar_path
 from gooseslo.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
+"""1 had no hash of the tokens."""
 _BEGINNING = re.compile(rb'\s*\{\s*"tokenizer"\s*:')
 """Of every sidecar, however it was laid out."""
 
@@ -31,7 +33,7 @@ class Sidecar:
     """Facts about a prepared data set."""
 
     tokenizer: str
-    """Name or folder, as it was given; for a trained one its folder's name beside the data."""
+    """Name on the Hub, or a folder: absolute, or from that of the data on."""
     tokenizer_hash: str
     """gooseslo.data.tokenizers.tokenizer.fingerprint."""
     vocab_size: int
@@ -47,20 +49,27 @@ class Sidecar:
     """Inputs without any token, which were left out."""
     rejected_documents: int = 0
     """Inputs that could not be read, which were left out (`on_error=skip`)."""
+    tokens_sha256: str | None = None
+    """Of the bytes in the .bin; None in files of an older version."""
     sources: tuple[SourceFile, ...] = field(default_factory=tuple)
     format: int = FORMAT
 
+    @staticmethod
+    def is_beside(prefix: Path) -> bool:
+        """Whether PREFIX.json is one; a .json of another kind, such as the text that the tokens were made of, is not.
+
+        OSError if it cannot be read, FileNotFoundError where there is none.
+        """
+        with sidecar_path(prefix).open("rb") as file:
+            return _BEGINNING.match(file.read(64)) is not None
+
     @classmethod
     def read(cls, prefix: Path) -> Sidecar | None:
-        """That of a prefix; None where there is none, as beside files of other tools. DataError if it is damaged.
-
-        A .json of another kind, such as the text that the tokens were made of, is nobody's sidecar.
-        """
+        """That of a prefix; None where there is none, as beside files of other tools. DataError if it is damaged."""
         path = sidecar_path(prefix)
         try:
-            with path.open("rb") as file:
-                if not _BEGINNING.match(file.read(64)):
-                    return None
+            if not cls.is_beside(prefix):
+                return None
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
@@ -83,6 +92,8 @@ class Sidecar:
             value, expected = getattr(sidecar, name), str if name.startswith(("tokenizer", "dtype")) else int
             if type(value) is not expected:
                 raise DataError(f"{path}: damaged: its {name} is {value!r}")
+        if not isinstance(sidecar.tokens_sha256, str | None):
+            raise DataError(f"{path}: damaged: its tokens_sha256 is {sidecar.tokens_sha256!r}")
         return sidecar
 
     def check_counts(self, prefix: Path, *, documents: int, tokens: int) -> None:
@@ -95,7 +106,3 @@ class Sidecar:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-
-def sidecar_path(prefix: Path) -> Path:
-    return prefix.parent / f"{prefix.name}.json"

@@ -15,6 +15,10 @@ from gooseslo.errors import DataError
 _CHUNK_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 """A document of more is encoded in pieces, cut after a line; the cuts depend on the document alone."""
+_LARGEST_PIECE_BYTES = 5 << 18
+"""Where no line ends it is cut all the same: a worker takes two hundred times as much memory as its text."""
+_LONGEST_LINE_BYTES = 1 << 30
+"""A record is in memory as a whole, several times over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,11 @@ def _lines(stream: Stream, source: Source, chunk_size: int, start: Position) -> 
     """Whole lines: at most `chunk_size` of them and about a block of bytes."""
     position = start
     for block in _whole_lines(stream):
+        if block is None:
+            raise DataError(
+                f"input: {source.name}, line {position.line}: longer than {_LONGEST_LINE_BYTES:,} bytes, "
+                f"the most for a record\n  {_long_line_way_out(source)}"
+            )
         begin = 0
         if position.offset == 0 and block.startswith(BYTE_ORDER_MARK):
             begin = len(BYTE_ORDER_MARK)
@@ -96,16 +105,27 @@ def _lines(stream: Stream, source: Source, chunk_size: int, start: Position) -> 
             begin = end
 
 
-def _whole_lines(stream: Stream) -> Iterator[bytes]:
-    """The content in blocks that end with a line; the last line may lack its end."""
+def _long_line_way_out(source: Source) -> str:
+    if source.format == "txt":
+        return "document=file reads a file as one document, of any size"
+    return "divide it into several records"
+
+
+def _whole_lines(stream: Stream) -> Iterator[bytes | None]:
+    """The content in blocks that end with a line; the last line may lack its end. None before a line is too long."""
     held: list[bytes] = []
+    held_bytes = 0
     for block in stream:
         end = block.rfind(b"\n") + 1
+        first = block.find(b"\n") if end else len(block)
+        if held_bytes + first > _LONGEST_LINE_BYTES:
+            yield None
         if end:
             yield b"".join([*held, block[:end]])
-            held = []
+            held, held_bytes = [], 0
         if end < len(block):
             held.append(block[end:])
+            held_bytes += len(block) - end
     if held:
         yield b"".join(held)
 
@@ -120,8 +140,8 @@ def _cut(block: bytes, begin: int, chunk_size: int) -> tuple[int, int]:
 
 
 def _pieces(stream: Stream, source: Source, start: Position) -> Iterator[Placed]:
-    """The document that the file is, cut after a line wherever it is large; a blank file is none."""
-    held, line, has_text = b"", 1, False
+    """The document that the file is, cut wherever it is large; a blank file is none."""
+    held, line, has_text = bytearray(), 1, False
 
     def piece(content: bytes, *, ends_document: bool) -> Placed:
         num_lines = max(1, content.count(b"\n"))
@@ -129,14 +149,47 @@ def _pieces(stream: Stream, source: Source, start: Position) -> Iterator[Placed]
         after = Position(source=start.source + 1)
         return Placed(chunk, source=start.source, name=source.name, end=after, consumed=stream.consumed)
 
-    for block in stream:
-        held = held + block if held else block.removeprefix(BYTE_ORDER_MARK if line == 1 else b"")
+    for block in _marked_blocks(stream):
+        held += block
         has_text = has_text or not block.isspace()
-        while has_text and 0 < (end := held.find(b"\n", _PIECE_BYTES) + 1) < len(held):
-            yield piece(held[:end], ends_document=False)
-            line, held = line + held.count(b"\n", 0, end), held[end:]
+        if not has_text and len(held) > _LONGEST_LINE_BYTES:
+            raise DataError(f"input: {source.name}: begins with more than {_LONGEST_LINE_BYTES:,} blank bytes")
+        while has_text and (end := _piece_end(held)):
+            content = bytes(held[:end])
+            yield piece(content, ends_document=False)
+            line += content.count(b"\n")
+            del held[:end]
     if has_text:
-        yield piece(held, ends_document=True)
+        yield piece(bytes(held), ends_document=True)
+
+
+def _marked_blocks(stream: Stream) -> Iterator[bytes]:
+    """The blocks without a byte order mark before the first."""
+    blocks = iter(stream)
+    start = b""
+    while len(start) < len(BYTE_ORDER_MARK) and (block := next(blocks, b"")):
+        start += block
+    if start := start.removeprefix(BYTE_ORDER_MARK):
+        yield start
+    yield from blocks
+
+
+def _piece_end(held: bytearray) -> int:
+    """Where the next piece ends; 0 where it is not yet known, or all that is left is the last piece.
+
+    After the first line's end that makes it large enough; where lines are too long for that, before a space in its last
+    quarter (with which a word of most tokenizers begins), or else between two characters.
+    """
+    if (newline := held.find(b"\n", _PIECE_BYTES, _LARGEST_PIECE_BYTES)) >= 0:
+        return newline + 1 if newline + 1 < len(held) else 0
+    if len(held) <= _LARGEST_PIECE_BYTES:
+        return 0
+    if (space := held.rfind(b" ", _LARGEST_PIECE_BYTES * 3 // 4, _LARGEST_PIECE_BYTES)) >= 0:
+        return space
+    end = _LARGEST_PIECE_BYTES
+    while end > _LARGEST_PIECE_BYTES - 4 and held[end] & 0xC0 == 0x80:  # within a character
+        end -= 1
+    return end
 
 
 def _rows(source: Source, options: ReadOptions, start: Position) -> Iterator[Placed]:

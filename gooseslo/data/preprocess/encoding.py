@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +28,7 @@ class Encoding:
 
     tokenizer: PreTrainedTokenizerBase
     name: str
-    """As it was given, for the sidecar."""
+    """For the sidecar."""
     eod_token_id: int | None
     """Appended to each document; None: nothing is."""
     plain: bool = True
@@ -105,6 +107,17 @@ def load(name: str, *, base_dir: Path) -> PreTrainedTokenizerBase:
     """The tokenizer that `tokenizer=` names; DataError if there is none."""
     instead = "train one on the input with train_tokenizer=ENTRIES"
     return load_tokenizer(name, base_dir=base_dir, key="tokenizer", instead=instead, needs_eos=False)
+
+
+def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """The tokenizer's files; OSError where they cannot be written, for which its Rust code has an Exception alone."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if not isinstance(error, OSError) and (found := re.search(r"\(os error (\d+)\)", str(error))):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from error
+        raise
 
 
 def choose_eod(tokenizer: PreTrainedTokenizerBase, *, eod_token: str | None) -> int:

@@ -13,24 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gooseslo.data.indexed.layout import bin_path, idx_path
-from gooseslo.data.indexed.sidecar import sidecar_path
+from gooseslo.data.indexed.names import bin_path, idx_path, rejected_path, sidecar_path, tokenizer_path
 from gooseslo.data.preprocess.chunks import Position
 from gooseslo.errors import DataError, DataWriteError
 from gooseslo.staging import flush, publish, write_text
 
 _FORMAT = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def rejected_path(prefix: Path) -> Path:
-    """The records that were left out."""
-    return prefix.parent / f"{prefix.name}.rejected.jsonl"
-
-
-def tokenizer_path(prefix: Path) -> Path:
-    """The folder of a tokenizer that was trained on the input."""
-    return prefix.parent / f"{prefix.name}.tokenizer"
 
 
 @dataclass(kw_only=True)
@@ -90,7 +79,8 @@ class WorkFolder:
         self.index, self.sidecar = self.path / "index.idx", self.path / "facts.json"
         self._journal = self.path / "journal.json"
         self._lock = -1
-        self._made_parent = not prefix.parent.exists()
+        self._made = [parent for parent in prefix.parents if not parent.exists()]
+        """Folders that are made for the output, the innermost first."""
 
     def __enter__(self) -> WorkFolder:
         """DataError if another process has it, or it cannot be made."""
@@ -102,6 +92,9 @@ class WorkFolder:
                 f"output={self.prefix}: another process is writing it (its folder is {self.path})"
             ) from None
         except OSError as error:
+            for made in (self.path, *self._made):
+                with contextlib.suppress(OSError):  # not there, or another's
+                    made.rmdir()
             kind = DataWriteError if error.errno in _FULL else DataError
             raise kind(f"output={self.prefix}: cannot be written: {error.strerror}") from error
         return self
@@ -139,11 +132,11 @@ class WorkFolder:
                 path.unlink()
 
     def remove(self) -> None:
-        """Leave nothing, not even the folder that was made for the output."""
+        """Leave nothing, not even the folders that were made for the output."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._made_parent:
-            with contextlib.suppress(OSError):  # the output is in it
-                self.prefix.parent.rmdir()
+        with contextlib.suppress(OSError):  # the output is in it
+            for parent in self._made:
+                parent.rmdir()
 
     def read_journal(self) -> Journal | None:
         """What an earlier process left to go on from; None if that is nothing."""
@@ -182,6 +175,17 @@ def existing_output(prefix: Path) -> list[Path]:
     """The files of the output that are there."""
     paths = [bin_path(prefix), idx_path(prefix), sidecar_path(prefix), rejected_path(prefix), tokenizer_path(prefix)]
     return [path for path in paths if path.exists()]
+
+
+def check_free(prefix: Path, *, output: str) -> None:
+    """DataError if there is an output of that name, typed as `output`."""
+    try:
+        found = existing_output(prefix)
+    except OSError as error:  # such as a name that is too long
+        raise DataError(f"output={output}: cannot be made: {error.strerror}") from error
+    if found:
+        shown = ", ".join(path.name for path in found)
+        raise DataError(f"output={output}: exists ({shown})\n  give another name, or remove it")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gooseslo.data.indexed.names import is_prepared, owner_of, sidecar_path
+from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.preprocess.streams import COMPRESSIONS, open_stream
 from gooseslo.data.text.records import BYTE_ORDER_MARK
 from gooseslo.errors import DataError
@@ -26,6 +28,8 @@ FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parq
 KNOWN_ENDINGS = ".txt, .jsonl, .json (a record a line), these also with .gz or .zst, and .parquet"
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 _FAULTS_SHOWN = 4
+_ENDINGS_SHOWN = 5
+_NAME_SHOWN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +64,26 @@ class Source:
             return True
 
 
-def find_sources(value: Any, *, base_dir: Path, file_format: str | None = None) -> list[Source]:
+def find_sources(
+    value: Any, *, base_dir: Path, file_format: str | None = None, output: Path | None = None
+) -> list[Source]:
     """The sources that `input=` names, in the order given; those of a folder or glob sorted by name.
 
-    `file_format` (txt or jsonl) is that of every file and of standard input, whatever the ending. DataError with
-    every input that cannot be used.
+    `file_format` (txt or jsonl) is that of every file and of standard input, whatever the ending. A folder or glob does
+    not name prepared files, nor what an earlier process has made of the prefix `output`. DataError with every input
+    that cannot be used.
     """
     items = [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
     sources: list[Source] = []
     faults = [] if items else ["an empty list\n  input=FILE, or a list of files, folders and globs"]
     for item in items:
         try:
-            names = _expand(item, base_dir, file_format)
+            names = _expand(item, base_dir, file_format, output)
         except DataError as error:
             faults.append(str(error))
+            continue
+        except OSError as error:
+            faults.append(f"{item[:_NAME_SHOWN]}: cannot be read: {error.strerror or error}")
             continue
         for name in names:
             try:
@@ -88,23 +98,58 @@ def find_sources(value: Any, *, base_dir: Path, file_format: str | None = None) 
     return sources
 
 
-def _expand(item: str, base_dir: Path, file_format: str | None) -> list[str]:
+def _expand(item: str, base_dir: Path, file_format: str | None, output: Path | None) -> list[str]:
     """The names of files (and data-set folders) that an item stands for."""
     path = base_dir / item
+    if not item or "\0" in item:
+        raise DataError(f"{item!r}: not a name")
     if item == STANDARD_INPUT:
         return [item]
     if path.is_dir() and not _is_data_set(path):
-        names = [str(Path(item) / name) for name in _usable(_files_below(path), file_format)]
-        if not names:
-            raise DataError(f"{item}: no file of a known ending in this folder\n  known: {KNOWN_ENDINGS}")
-        return names
+        found = list(_files_below(path))
+        texts = [name for name in found if not _is_prepared(path, name, output)]
+        if names := [str(Path(item) / name) for name in _usable(texts, file_format)]:
+            return names
+        if _usable(found, file_format):
+            raise DataError(f"{item}: only prepared files lie in this folder")
+        raise DataError(f"{item}: no file of a known ending in this folder{_shown(found)}\n  known: {KNOWN_ENDINGS}")
     if not path.exists() and glob.has_magic(item):
         matches = sorted(glob.glob(item, root_dir=base_dir, recursive=True))
         names = [name for name in matches if not (base_dir / name).is_dir()]
-        if not names:
-            raise DataError(f"{item}: no file fits this pattern")
-        return names
+        if texts := [name for name in names if not _is_prepared(base_dir, name, output)]:
+            return texts
+        raise DataError(f"{item}: {'only prepared files fit' if names else 'no file fits'} this pattern")
     return [item]
+
+
+def _is_prepared(folder: Path, name: str, output: Path | None) -> bool:
+    """Whether a file below `folder` is a prepared data set's, by its own name or that of a folder above it."""
+    path = Path(name)
+    for each in (folder / part for part in (path, *path.parents) if part.name):
+        prefix = owner_of(each)
+        if prefix is None:
+            continue
+        if output is not None and prefix.name == output.name and prefix.parent.resolve() == output.parent.resolve():
+            return True
+        if is_prepared(prefix) and not _is_their_text(each, prefix):
+            return True
+    return False
+
+
+def _is_their_text(path: Path, prefix: Path) -> bool:
+    """Whether what lies beside tokens as PREFIX.json is not facts about them: it may be the text they were made of."""
+    try:
+        return path == sidecar_path(prefix) and not Sidecar.is_beside(prefix)
+    except OSError:  # is said when it is opened
+        return True
+
+
+def _shown(names: list[str]) -> str:
+    """What a folder holds, for a message."""
+    if not names:
+        return ", which holds no file"
+    endings = Counter("".join(Path(name).suffixes[-1:]) or "no ending" for name in names)
+    return ", but " + ", ".join(f"{count} of {ending}" for ending, count in endings.most_common(_ENDINGS_SHOWN))
 
 
 def _is_data_set(path: Path) -> bool:
@@ -112,9 +157,18 @@ def _is_data_set(path: Path) -> bool:
 
 
 def _files_below(path: Path) -> Iterator[str]:
-    """Paths from `path` on, without hidden ones, sorted folder by folder."""
-    for folder, subfolders, names in os.walk(path):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+    """Paths from `path` on, without hidden ones, sorted folder by folder; DataError for a folder that cannot be read.
+
+    Links to folders are followed, but for those that lead back to where they are.
+    """
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    for folder, subfolders, names in os.walk(path, onerror=fail, followlinks=True):
+        above = Path(folder).resolve()
+        visible = sorted(name for name in subfolders if not name.startswith("."))
+        subfolders[:] = [name for name in visible if not above.is_relative_to(Path(folder, name).resolve())]
         for name in sorted(names):
             if not name.startswith("."):
                 yield str(Path(folder, name).relative_to(path))

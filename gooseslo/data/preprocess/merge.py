@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 
-from gooseslo.data.indexed.layout import write_index
+from gooseslo.data.indexed.layout import write_joined_index
+from gooseslo.data.indexed.names import stored_name, tokenizer_path
 from gooseslo.data.indexed.readers import IndexedReader, open_indexed
 from gooseslo.data.indexed.sidecar import Sidecar
-from gooseslo.data.preprocess.folder import WorkFolder, existing_output, writing
+from gooseslo.data.preprocess.folder import WorkFolder, check_free, writing
 from gooseslo.errors import DataError
 
 _COPY_BYTES = 1 << 26
@@ -25,6 +28,7 @@ class Part:
     """One of the data sets to be joined."""
 
     name: str
+    prefix: Path
     reader: IndexedReader
     sidecar: Sidecar | None
     """None beside files of other tools."""
@@ -36,18 +40,17 @@ def merge(names: Sequence[str], output: str, *, base_dir: Path, out: TextIO, err
     16-bit and 32-bit ids become 32-bit ids; the tokenizers must be the same where that is known.
     """
     prefix = base_dir / output
-    if found := existing_output(prefix):
-        shown = ", ".join(path.name for path in found)
-        raise DataError(f"output={output}: exists ({shown})\n  give another name, or remove it")
+    check_free(prefix, output=output)
     parts = [_open(str(name), base_dir) for name in names]
     dtype = _common_type(parts)
     if warning := _check_tokenizers(parts):
         err.write(f"warning: {warning}\n")
     with WorkFolder(prefix) as folder:
         try:
+            check_free(prefix, output=output)  # another process may have been faster
             folder.clear()
             with writing(prefix, resumable=False):
-                _write(folder, parts, dtype)
+                _write(folder, parts, dtype, base_dir=base_dir)
             folder.publish()
         except BaseException:
             folder.remove()
@@ -58,8 +61,9 @@ def merge(names: Sequence[str], output: str, *, base_dir: Path, out: TextIO, err
 
 
 def _open(name: str, base_dir: Path) -> Part:
-    reader, sidecar = open_prepared(base_dir / name, key="merge")
-    return Part(name=name, reader=reader, sidecar=sidecar)
+    prefix = base_dir / name
+    reader, sidecar = open_prepared(prefix, key="merge")
+    return Part(name=name, prefix=prefix, reader=reader, sidecar=sidecar)
 
 
 def open_prepared(prefix: Path, *, key: str) -> tuple[IndexedReader, Sidecar | None]:
@@ -103,27 +107,36 @@ def _check_tokenizers(parts: list[Part]) -> str:
     return f"{', '.join(unknown)}: no .json beside it, so nobody knows whether the tokenizer is the same"
 
 
-def _write(folder: WorkFolder, parts: list[Part], dtype: str) -> None:
+def _write(folder: WorkFolder, parts: list[Part], dtype: str, *, base_dir: Path) -> None:
+    digest = hashlib.sha256()
     with folder.tokens.open("wb") as file:
         for part in parts:
             count = _COPY_BYTES // part.reader.dtype.itemsize
             for start in range(0, part.reader.num_tokens, count):
                 tokens = part.reader.tokens(start, min(count, part.reader.num_tokens - start))
-                file.write(tokens.astype(dtype, copy=False).data)
-    sizes, doc_idx = joined_index([(part.reader.sizes, part.reader.doc_idx) for part in parts])
-    write_index(folder.index, dtype=np.dtype(dtype), sizes=sizes, doc_idx=doc_idx)
-    sidecars = [part.sidecar for part in parts]
-    if (facts := _joined_facts(sidecars, dtype)) is not None:
+                data = tokens.astype(dtype, copy=False).data
+                file.write(data)
+                digest.update(data)
+    indices = [(part.reader.sizes, part.reader.doc_idx) for part in parts]
+    write_joined_index(folder.index, dtype=np.dtype(dtype), parts=indices)
+    if (facts := _joined_facts([part.sidecar for part in parts], dtype)) is not None:
+        name = _keep_tokenizer(folder, parts, base_dir)
+        facts = replace(facts, tokenizer=name or facts.tokenizer, tokens_sha256=digest.hexdigest())
         folder.sidecar.write_text(facts.to_json(), encoding="utf-8")
 
 
-def joined_index(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """(sizes, doc_idx) of data sets laid one after the other, from those of each."""
-    sizes = np.concatenate([sizes for sizes, _ in parts])
-    bounds = [np.zeros(1, dtype=np.int64)]
-    for _, doc_idx in parts:
-        bounds.append(np.asarray(doc_idx[1:], dtype=np.int64) + bounds[-1][-1])
-    return sizes, np.concatenate(bounds)
+def _keep_tokenizer(folder: WorkFolder, parts: list[Part], base_dir: Path) -> str | None:
+    """The name of the parts' tokenizer from the new place on; one that was trained is copied there. None: no folder."""
+    for part in parts:
+        assert part.sidecar is not None, "the facts of all are known"
+        name = part.sidecar.tokenizer
+        if name == tokenizer_path(part.prefix).name and (part.prefix.parent / name).is_dir():
+            shutil.copytree(part.prefix.parent / name, folder.tokenizer)
+            return tokenizer_path(folder.prefix).name
+        for base in (part.prefix.parent, base_dir):  # older files name it from where they were made
+            if name and (base / name).is_dir():
+                return stored_name(name, base_dir=base, prefix=folder.prefix)
+    return None
 
 
 def _joined_facts(sidecars: list[Sidecar | None], dtype: str) -> Sidecar | None:

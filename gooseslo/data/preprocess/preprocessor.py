@@ -7,19 +7,21 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from gooseslo.data.indexed.names import stored_name
 from gooseslo.data.indexed.readers import READERS
 from gooseslo.data.preprocess.chunks import Placed, Position
 from gooseslo.data.preprocess.encoding import Encoding
-from gooseslo.data.preprocess.folder import Journal, WorkFolder, existing_output
+from gooseslo.data.preprocess.folder import Journal, WorkFolder, check_free
 from gooseslo.data.preprocess.progress import ProgressReport
 from gooseslo.data.preprocess.summary import summary_lines
 from gooseslo.data.preprocess.tokenise import Rejections, Tokeniser
 from gooseslo.data.preprocess.work import Chunk
-from gooseslo.data.text.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
+from gooseslo.data.text.records import BadRecordError, decode, read_lines, record_text
 from gooseslo.errors import DataError
 
 _CHUNK_CHARACTERS = 1 << 20
@@ -48,6 +50,8 @@ class DatasetPreprocessor:
         if chunk_size < 1:
             raise DataError(f"chunk_size={chunk_size}: must be at least 1")
         eod = tokenizer.eos_token_id if eod_token_id is None else eod_token_id
+        if workers is not None and workers < 1:
+            raise DataError(f"workers={workers}: must be at least 1; None is one a core")
         if append_eod and eod is None:
             raise DataError(
                 "append_eod=True: the tokenizer has no eos token to end documents with\n"
@@ -71,17 +75,17 @@ class DatasetPreprocessor:
         there already; nothing is left under their names unless they are whole.
         """
         prefix = Path(save_file_name)
-        if found := existing_output(prefix):
-            raise DataError(
-                f"{prefix}: exists ({', '.join(path.name for path in found)})\n  remove it, or give another"
-            )
+        check_free(prefix, output=str(prefix))
         rejections = Rejections(fails=True, way_out="")
+        name = stored_name(self._encoding.name, base_dir=Path.cwd(), prefix=prefix)
+        encoding = replace(self._encoding, name=name)
         with WorkFolder(prefix) as folder:
             try:
+                check_free(prefix, output=str(prefix))  # another process may have been faster
                 folder.clear()
                 tokeniser = Tokeniser(
                     folder=folder,
-                    encoding=self._encoding,
+                    encoding=encoding,
                     rejections=rejections,
                     num_workers=self._workers,
                     resumable=False,
@@ -94,7 +98,7 @@ class DatasetPreprocessor:
                         Journal(identity={}),
                         text_key="text",
                         on_progress=lambda placed, tally: progress.update(0, tally),
-                        sidecar=lambda journal: self._encoding.sidecar(journal.tally),
+                        sidecar=lambda journal: encoding.sidecar(journal.tally),
                     )
             except BaseException:
                 folder.remove()
@@ -145,12 +149,11 @@ def _batch(documents: Iterator[str], size: int) -> Iterator[str]:
 
 
 def _records(path: Path, json_key: str) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = decode(line.removeprefix(BYTE_ORDER_MARK if number == 1 else b""))
-                if text.strip():
-                    yield record_text(text, json_key, option="json_key")
-            except BadRecordError as bad:
-                way_out = f"\n  {bad.way_out}" if bad.way_out else ""
-                raise DataError(f"{path}, line {number}: {bad.rule}{way_out}") from None
+    for number, line in read_lines(path):
+        try:
+            text = decode(line)
+            if text.strip():
+                yield record_text(text, json_key, option="json_key")
+        except BadRecordError as bad:
+            way_out = f"\n  {bad.way_out}" if bad.way_out else ""
+            raise DataError(f"{path}, line {number}: {bad.rule}{way_out}") from None

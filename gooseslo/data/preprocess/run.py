@@ -11,13 +11,14 @@ from typing import Any, TextIO
 import tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from gooseslo.data.indexed.layout import idx_path
+from gooseslo.data.indexed.layout import read_index_of
+from gooseslo.data.indexed.names import bin_path, idx_path, stored_name, tokenizer_path
 from gooseslo.data.indexed.sidecar import Sidecar, SourceFile
 from gooseslo.data.preprocess import encoding
 from gooseslo.data.preprocess.chunks import Position, ReadOptions, read_chunks
 from gooseslo.data.preprocess.columns import check_column
 from gooseslo.data.preprocess.encoding import Encoding
-from gooseslo.data.preprocess.folder import Journal, WorkFolder, existing_output, tokenizer_path, writing
+from gooseslo.data.preprocess.folder import Journal, WorkFolder, existing_output, writing
 from gooseslo.data.preprocess.inputs import Source, find_sources
 from gooseslo.data.preprocess.progress import ProgressReport
 from gooseslo.data.preprocess.summary import summary_lines
@@ -66,13 +67,13 @@ def preprocess(request: Request, *, base_dir: Path, out: TextIO, err: TextIO) ->
                 folder.remove()
         out.write(_FINISHED.format(request.output))
         return
-    sources = find_sources(request.input, base_dir=base_dir, file_format=request.format)
+    sources = find_sources(request.input, base_dir=base_dir, file_format=request.format, output=prefix)
     for source in sources:
         if source.format in ("parquet", "arrow"):
             check_column(source, request.text_key)
     tokenizer = _given_tokenizer(request, base_dir)
     with WorkFolder(prefix) as folder:
-        run = _Run(request, sources, folder, err)
+        run = _Run(request, sources, folder, base_dir=base_dir, err=err)
         try:
             if _is_finished(prefix, request):  # another process was faster
                 folder.remove()
@@ -115,8 +116,8 @@ def _given_tokenizer(request: Request, base_dir: Path) -> PreTrainedTokenizerBas
 class _Run:
     """One run in its work folder."""
 
-    def __init__(self, request: Request, sources: list[Source], folder: WorkFolder, err: TextIO):
-        self._request, self._sources, self._folder, self._err = request, sources, folder, err
+    def __init__(self, request: Request, sources: list[Source], folder: WorkFolder, *, base_dir: Path, err: TextIO):
+        self._request, self._sources, self._folder, self._base_dir, self._err = request, sources, folder, base_dir, err
         self._options = ReadOptions(
             text_key=request.text_key, whole_files=request.document == "file", chunk_size=request.chunk_size
         )
@@ -139,12 +140,13 @@ class _Run:
             folder.clear()
             self._journal = Journal(identity=identity)
         if self._journal.finished:  # what is left to be done asks for no tokenizer; a trained one may have its name
+            self._check_finished()
             return
         if tokenizer is None:
             tokenizer = self._trained_tokenizer()
         self._encoding = Encoding(
             tokenizer=tokenizer,
-            name=request.tokenizer or tokenizer_path(folder.prefix).name,
+            name=self._tokenizer_name(),
             eod_token_id=encoding.choose_eod(tokenizer, eod_token=request.eod_token) if request.append_eod else None,
             plain=request.special_tokens == "plain",
             backend=request.backend,
@@ -180,6 +182,15 @@ class _Run:
                 sidecar=self._sidecar,
             )
 
+    def _check_finished(self) -> None:
+        """DataError if what an earlier process called finished is not whole: a disk may lose what it was given."""
+        folder = self._folder
+        tokens = folder.tokens if folder.tokens.exists() else bin_path(folder.prefix)  # it gets its name first
+        try:
+            read_index_of(folder.index, tokens)
+        except DataError as error:
+            raise DataError(f"resume=true: {error}\n  leave resume out to begin anew") from error
+
     def publish(self) -> list[str]:
         """Give the files their names; the lines that say what was made."""
         self._folder.publish(resumable=True)
@@ -191,6 +202,12 @@ class _Run:
             self._folder.remove()
         elif isinstance(error, KeyboardInterrupt | WorkerError):
             self._say(f"{self._request.output}: what is done is kept; the same command with resume=true goes on")
+
+    def _tokenizer_name(self) -> str:
+        prefix, given = self._folder.prefix, self._request.tokenizer
+        if given is None:
+            return tokenizer_path(prefix).name
+        return stored_name(given, base_dir=self._base_dir, prefix=prefix)
 
     def _identity(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
         """All that the bytes of the output depend on, by the keys that set it."""
@@ -227,15 +244,14 @@ class _Run:
             assert size is not None, "it is checked to be given where no tokenizer is"
             self._say(f"training a tokenizer of {size} entries")
             with staged_folder(folder.tokenizer) as staging:
-                train_tokenizer(self._all_texts(), vocab_size=size).save_pretrained(staging)
+                encoding.save(train_tokenizer(self._all_texts(), vocab_size=size), staging)
             folder.write_journal(self._journal)
         return encoding.load(str(folder.tokenizer), base_dir=folder.path)
 
     def _all_texts(self) -> Iterator[str]:
         for placed in read_chunks(self._sources, self._options, Position()):
             texts, rejected = texts_of(placed.chunk, self._request.text_key)
-            if self._rejections.fails:
-                self._rejections.add(placed.name, rejected)
+            self._rejections.check(placed.name, rejected)
             yield from texts
 
     def _sidecar(self, journal: Journal) -> Sidecar:

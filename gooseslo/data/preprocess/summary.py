@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from gooseslo.data.preprocess.folder import Journal, existing_output, rejected_path
+from gooseslo.data.indexed.names import rejected_path
+from gooseslo.data.preprocess.folder import Journal, existing_output
 from gooseslo.data.preprocess.progress import duration
 
 

@@ -31,12 +31,15 @@ class Rejections:
     shown: list[str] = field(default_factory=list)
     """The first of this process."""
 
-    def add(self, name: str, rejected: list[Rejected]) -> None:
+    def check(self, name: str, rejected: list[Rejected]) -> None:
         """DataError for the first, where it is to fail."""
         if rejected and self.fails:
             first = rejected[0]
             way_out = "; ".join(filter(None, (first.way_out, self.way_out)))
             raise DataError(f"input: {name}, {first.place}: {first.rule}" + (f"\n  {way_out}" if way_out else ""))
+
+    def show(self, name: str, rejected: list[Rejected]) -> None:
+        """Note what was left out."""
         room = _REJECTED_SHOWN - len(self.shown)
         self.shown += [f"{name}, {each.place}: {each.rule}" for each in rejected[:room]]
 
@@ -77,9 +80,9 @@ class Tokeniser:
         keeper = _JournalKeeper(folder, journal, writer)
         with writer, Pool(self.encoding.task(text_key), num_workers=self.num_workers) as pool:
             for placed, encoded in pool.encode(chunks):
-                self.rejections.add(placed.name, encoded.rejected)
+                self.rejections.check(placed.name, encoded.rejected)
                 with writing(prefix, resumable=self.resumable):
-                    writer.add(placed, encoded)
+                    self.rejections.show(placed.name, writer.add(placed, encoded))
                     if self.resumable:
                         keeper.keep(placed.end)
                 on_progress(placed, writer.tally)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import array
 import pickle
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from gooseslo.data.text.records import BadRecordError, checked_text, decode, record_text
 from gooseslo.data.tokenizers.byte_pairs import BytePairs
@@ -15,9 +16,12 @@ from gooseslo.data.tokenizers.fast_encoder import FastEncoder
 if TYPE_CHECKING:
     import numpy as np
 
-Encoder = Callable[[list[str]], "list[list[int]] | list[np.ndarray]"]
+Ids = Union[list[int], "np.ndarray"]
+Encoder = Callable[[list[str]], Sequence[Ids]]
 TYPE_CODES = {"<u2": "H", "<i4": "i"}
 """Token type -> code of the array module."""
+_PART_CHARACTERS = 1 << 20
+_BETWEEN_WORDS = re.compile(r"\S (?=[^\W\d_])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +102,18 @@ def encode_chunk(chunk: Chunk, task: Task, encoder: Encoder) -> Encoded:
     """The documents that give any token; of a piece, its tokens without an end."""
     texts, rejected = texts_of(chunk, task.text_key)
     tokens = array.array(TYPE_CODES[task.dtype])
-    lengths = array.array("i")
+    lengths = array.array("q")
     eod = array.array(TYPE_CODES[task.dtype])
     if task.eod_token_id is not None and chunk.kind != "piece":
         eod.append(task.eod_token_id)
     num_empty = 0
-    for ids in encoder(texts):
-        if not len(ids):
+    for parts in _in_parts(texts, encoder):
+        length = sum(_append(tokens, ids) for ids in parts)
+        if not length:
             num_empty += 1
             continue
-        if isinstance(ids, list):
-            # By an array of its own: extending one by a list takes twice as long.
-            tokens += array.array(tokens.typecode, ids)
-        else:
-            tokens.frombytes(ids.astype(task.dtype).tobytes())
         tokens += eod
-        lengths.append(len(ids) + len(eod))
+        lengths.append(length + len(eod))
     return Encoded(
         tokens=tokens.tobytes(),
         lengths=lengths,
@@ -121,6 +121,40 @@ def encode_chunk(chunk: Chunk, task: Task, encoder: Encoder) -> Encoded:
         num_text_bytes=sum(len(text.encode()) for text in texts),
         rejected=rejected,
     )
+
+
+def _in_parts(texts: list[str], encoder: Encoder) -> Iterator[Iterable[Ids]]:
+    """For each text its ids, of all at once or, of long ones, part by part."""
+    if all(len(text) <= _PART_CHARACTERS for text in texts):
+        yield from ([ids] for ids in encoder(texts))
+    else:
+        for text in texts:
+            yield (encoder([part])[0] for part in parts_of(text))
+
+
+def parts_of(text: str) -> Iterator[str]:
+    """A text of any length in parts: an encoder takes hundreds of times the memory of its text.
+
+    Cut before a space between two words, where most tokenizers begin a word; where there is none for a while, anywhere.
+    """
+    begin = 0
+    while len(text) - begin > _PART_CHARACTERS:
+        limit = begin + _PART_CHARACTERS
+        found = _BETWEEN_WORDS.search(text, begin + _PART_CHARACTERS // 2, limit)
+        end = found.start() + 1 if found else limit
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
+def _append(tokens: array.array[int], ids: Ids) -> int:
+    """How many they were."""
+    if isinstance(ids, list):
+        # By an array of its own: extending one by a list takes twice as long.
+        tokens += array.array(tokens.typecode, ids)
+    else:
+        tokens.frombytes(ids.astype(tokens.typecode).tobytes())
+    return len(ids)
 
 
 def texts_of(chunk: Chunk, text_key: str) -> tuple[list[str], list[Rejected]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +20,7 @@ from gooseslo.errors import DataError
 from gooseslo.staging import flush
 
 _LARGEST_LENGTH = 2**31 - 1
+_BLOCK_BYTES = 1 << 20
 
 
 class GrowingFile:
@@ -54,6 +57,37 @@ class GrowingFile:
         os.close(self._descriptor)
 
 
+class HashedFile(GrowingFile):
+    """Knows the SHA-256 of its bytes; what it is opened with is read once, and so is what stays of it after a cut."""
+
+    def __init__(self, path: Path, *, size: int):
+        self._hash = hashlib.sha256()
+        self._marked = (0, hashlib.sha256())
+        super().__init__(path, size=size)
+
+    def append(self, data: bytes) -> None:
+        super().append(data)
+        self._hash.update(data)
+
+    def mark(self) -> None:
+        """Remember this place: a cut to it is free."""
+        self._marked = (self.size, self._hash.copy())
+
+    def cut(self, size: int) -> None:
+        super().cut(size)
+        marked, known = self._marked
+        if marked == size:
+            self._hash = known.copy()
+            return
+        self._hash = hashlib.sha256()
+        for begin in range(0, size, _BLOCK_BYTES):
+            self._hash.update(os.pread(self._descriptor, min(_BLOCK_BYTES, size - begin), begin))
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
 class TokenWriter:
     """A context manager. Chunks come in the order of the input; their tokens are of `dtype`."""
 
@@ -66,8 +100,10 @@ class TokenWriter:
         self._dtype = np.dtype(dtype)
         self._eod = b"" if eod_token_id is None else np.array([eod_token_id], dtype).tobytes()
         self._eod_token_id = eod_token_id
-        paths = {"tokens": folder.tokens, "lengths": folder.lengths, "rejected": folder.rejected}
-        self._files = {name: GrowingFile(path, size=sizes.get(name, 0)) for name, path in paths.items()}
+        self._tokens = HashedFile(folder.tokens, size=sizes.get("tokens", 0))
+        paths = {"lengths": folder.lengths, "rejected": folder.rejected}
+        rest = {name: GrowingFile(path, size=sizes.get(name, 0)) for name, path in paths.items()}
+        self._files = {"tokens": self._tokens, **rest}
         self._document_start: int | None = None
         """Bytes before the document whose pieces are coming."""
         self._drops_document = False
@@ -95,47 +131,62 @@ class TokenWriter:
         for file in self._files.values():
             file.flush()
 
-    def add(self, placed: Placed, encoded: Encoded) -> None:
-        """Append the documents of one chunk."""
-        self._keep(placed.name, encoded.rejected)
+    def add(self, placed: Placed, encoded: Encoded) -> list[Rejected]:
+        """Append the documents of one chunk; returns the records that it left out."""
         self.tally.text_bytes += encoded.num_text_bytes
         if placed.chunk.kind == "piece":
-            self._add_piece(placed, encoded)
-            return
-        self._files["tokens"].append(encoded.tokens)
-        self._files["lengths"].append(encoded.lengths.tobytes())
+            return self._add_piece(placed, encoded)
+        self._keep(placed.name, encoded.rejected)
+        self._tokens.append(encoded.tokens)
+        self._files["lengths"].append(self._checked(placed, np.asarray(encoded.lengths)))
         self.tally.empty += encoded.num_empty
         self._count_documents(placed.source, len(encoded.lengths))
         self._count_tokens(self._facts(encoded.tokens))
+        return encoded.rejected
 
-    def _add_piece(self, placed: Placed, encoded: Encoded) -> None:
-        tokens = self._files["tokens"]
+    def _add_piece(self, placed: Placed, encoded: Encoded) -> list[Rejected]:
+        """One bad line leaves the whole document out: it is one rejected record, however many follow."""
+        tokens = self._tokens
         if self._document_start is None:
+            tokens.mark()
             self._document_start, self._drops_document, self._piece_facts = tokens.size, False, []
-        if encoded.rejected:
+        rejected: list[Rejected] = []
+        if encoded.rejected and not self._drops_document:
             self._drops_document = True
             tokens.cut(self._document_start)
+            first = encoded.rejected[0]
+            rejected = [replace(first, rule=f"{first.rule}; the whole file, a document, is left out")]
+            self._keep(placed.name, rejected)
         if not self._drops_document:
             tokens.append(encoded.tokens)
             self._piece_facts.append(self._facts(encoded.tokens))
         if placed.chunk.ends_document:
             self._end_document(placed)
+        return rejected
 
     def _end_document(self, placed: Placed) -> None:
         assert self._document_start is not None
-        tokens = self._files["tokens"]
+        tokens = self._tokens
         if tokens.size > self._document_start:
             tokens.append(self._eod)
             length = (tokens.size - self._document_start) // self._dtype.itemsize
-            if length > _LARGEST_LENGTH:
-                raise DataError(f"input: {placed.name}: a document of {length} tokens; {_LARGEST_LENGTH} is the most")
-            self._files["lengths"].append(np.array([length], "<i4").tobytes())
+            self._files["lengths"].append(self._checked(placed, np.array([length])))
             for facts in [*self._piece_facts, self._facts(self._eod)]:
                 self._count_tokens(facts)
             self._count_documents(placed.source, 1)
         elif not self._drops_document:
             self.tally.empty += 1
         self._document_start = None
+
+    def _checked(self, placed: Placed, lengths: np.ndarray) -> bytes:
+        """Lengths as the index holds them; DataError for one that it cannot hold."""
+        if (longest := int(lengths.max(initial=0))) > _LARGEST_LENGTH:
+            place = "" if placed.chunk.kind == "piece" else f", {placed.chunk.lines}"
+            raise DataError(
+                f"input: {placed.name}{place}: a document of {longest:,} tokens; the index holds lengths up to "
+                f"{_LARGEST_LENGTH:,}\n  divide it into several documents"
+            )
+        return lengths.astype("<i4").tobytes()
 
     def _count_documents(self, source: int, documents: int) -> None:
         tally = self.tally
@@ -167,7 +218,8 @@ class TokenWriter:
         folder = self._folder
         lengths = np.memmap(folder.lengths, dtype="<i4", mode="r")
         write_index(folder.index, dtype=self._dtype, sizes=lengths)
-        folder.sidecar.write_text(sidecar.to_json(), encoding="utf-8")
+        facts = replace(sidecar, tokens_sha256=self._tokens.sha256)
+        folder.sidecar.write_text(facts.to_json(), encoding="utf-8")
         if self.tally.rejected == 0:
             folder.rejected.unlink()
         self.flush()

@@ -15,7 +15,8 @@ import tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.cache_folder import find_or_make, folder_of
-from gooseslo.data.indexed.layout import bin_path, choose_dtype, idx_path, write_index
+from gooseslo.data.indexed.layout import choose_dtype, write_index
+from gooseslo.data.indexed.names import bin_path, idx_path
 from gooseslo.data.indexed.readers import open_indexed
 from gooseslo.data.supervised.classification import class_names
 from gooseslo.data.supervised.dataset import ExampleDataset

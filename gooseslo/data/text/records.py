@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -16,6 +18,13 @@ class BadRecordError(Exception):
         super().__init__(rule, way_out)  # both, so that it can be pickled
         self.rule = rule
         self.way_out = way_out
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and bytes of every line, its end included, without the byte order mark before the first."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
 
 def decode(line: bytes) -> str:
@@ -50,7 +59,8 @@ def read_json(line: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deeply nested"
-        raise BadRecordError(f"not JSON: {reason}") from None
+        way_out = "write each record on a line of its own" if line.strip() in ("[", "{") else ""
+        raise BadRecordError(f"not JSON: {reason}", way_out) from None
 
 
 def checked_text(value: Any, name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gooseslo.data.text.corpus import SPLITS, Piece
-from gooseslo.data.text.records import BYTE_ORDER_MARK, BadRecordError, decode, record_text
+from gooseslo.data.text.records import BadRecordError, decode, read_lines, record_text
 from gooseslo.errors import DataError
 
 _PIECE_CHARACTERS = 1 << 20
@@ -108,12 +108,11 @@ def _read_source(item: Any, *, key: str, base_dir: Path, endings: tuple[str, ...
 def _read_lines(source: Source) -> Iterator[tuple[int, str]]:
     """Number (from 1) and text of every line, its end included."""
     try:
-        with source.path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    yield number, decode(line.removeprefix(BYTE_ORDER_MARK if number == 1 else b""))
-                except BadRecordError as bad:
-                    raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
+        for number, line in read_lines(source.path):
+            try:
+                yield number, decode(line)
+            except BadRecordError as bad:
+                raise source.fault(bad.rule, line=number, way_out=bad.way_out) from None
     except OSError as error:
         raise source.fault(f"cannot be read: {error.strerror}") from None
 
