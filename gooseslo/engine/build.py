@@ -191,7 +191,7 @@ def build_step(
     else:
         outputs = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
         group = context.tp_group
-    loss = StepLoss(vocabulary_start=outputs[0], group=group)
+    loss = StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION)
     shape = (train.micro_batch_size, train.sequence_length)
     stage = CastStage(model.module, plan.dtypes)
     runner = _build_runner(plan, context, stage, loss, streams, shape=shape, outputs=outputs, device=device)

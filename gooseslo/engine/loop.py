@@ -164,16 +164,22 @@ class Trainer:
         self._observe(lambda: self.describe(record))
 
     def _evaluate(self, position: Position, split: str, loader: EvalLoader) -> None:
-        """Mean loss over the split's predicted tokens, each sample once; a signal ends it without a result."""
-        total, num_tokens = 0.0, 0
+        """Means over the split's predicted labels, each sample once; a signal ends it without a result."""
+        total, num_predicted, num_correct = 0.0, 0, None
         for batch in loader:
-            loss, count = self.train_step.evaluate(batch.input_ids, batch.labels, batch.position_ids)
-            total, num_tokens = total + loss, num_tokens + count
+            sums = self.train_step.evaluate(batch.input_ids, batch.labels, batch.position_ids)
+            total, num_predicted = total + sums.loss, num_predicted + sums.num_predicted
+            if sums.num_correct is not None:
+                num_correct = (num_correct or 0) + sums.num_correct
             self._look_for_a_signal()
             if self.stop_signal:
                 return
-        loss = total / max(1, num_tokens)
-        self._observe(lambda: eval_record(step=position.step, split=split, loss=loss, samples=loader.num_samples))
+        num_predicted = max(1, num_predicted)
+        means = {
+            "loss": total / num_predicted,
+            "accuracy": None if num_correct is None else num_correct / num_predicted,
+        }
+        self._observe(lambda: eval_record(step=position.step, split=split, samples=loader.num_samples, **means))
 
     def _save(self, position: Position) -> None:
         folder = self.save(position)

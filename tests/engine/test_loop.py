@@ -14,7 +14,7 @@ from gooseslo.engine.loop import LoopSettings, Position, Trainer
 from gooseslo.engine.metrics import describer, eval_record
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.requests import Requests
-from gooseslo.engine.step import StepResult
+from gooseslo.engine.step import EvalSums, StepResult
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
@@ -38,7 +38,7 @@ class FakeStep:
 
     def evaluate(self, input_ids, labels, position_ids):
         self.evaluated += 1
-        return 6.0, 4
+        return EvalSums(6.0, 4)
 
     def stage_seconds(self):
         return [0.25, 0.5]

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gooseslo.data.order.loader import EvalLoader
+from gooseslo.data.order.sample import Sample
 from gooseslo.data.text.packed import PackedDataset
 from gooseslo.engine.build import build_step
 from gooseslo.engine.hf import empty_model
@@ -12,11 +13,13 @@ from gooseslo.engine.loop import LoopSettings, Position, Trainer
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.policies.registry import CLASSIFICATION
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
 from gooseslo.testing.ranks import run_ranks
 
 LENGTH, GLOBAL_BATCH = 16, 8
+PAD, CLASSES = 95, 3
 
 
 def dataset(num_samples):
@@ -24,13 +27,29 @@ def dataset(num_samples):
     return PackedDataset(tokens, LENGTH)
 
 
-def evaluated(rank, world_size, case, num_samples, eval_batches):
+class Texts:
+    """Texts of random lengths, the class of each at its last token."""
+
+    sequence_length = LENGTH
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def sample(self, number):
+        random = np.random.default_rng(number)
+        length = int(random.integers(1, LENGTH + 1))
+        ids, labels = np.full(LENGTH, PAD), np.full(LENGTH, -100)
+        ids[:length], labels[length - 1] = random.integers(0, PAD, length), random.integers(0, CLASSES)
+        return Sample(ids, labels)
+
+
+def evaluation_of(case, data, eval_batches, rank=0):
     """The record of the trainer's own evaluation of random weights, as this rank would report it."""
     plan = make_plan(case.job(), num_devices=0)
     context = ParallelContext(plan.topology, rank)
     step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
     loader = EvalLoader(
-        dataset(num_samples),
+        data,
         eval_batches=eval_batches,
         global_batch_size=GLOBAL_BATCH,
         dp_rank=context.at.dp,
@@ -50,7 +69,16 @@ def evaluated(rank, world_size, case, num_samples, eval_batches):
     )
     trainer._evaluate(Position(), "valid", loader)
     context.close()
-    return records[0]["loss"], records[0]["samples"]
+    return records[0]
+
+
+def evaluated(rank, world_size, case, num_samples, eval_batches):
+    record = evaluation_of(case, dataset(num_samples), eval_batches, rank)
+    return record["loss"], record["samples"]
+
+
+def classified(rank, world_size, case, num_samples):
+    return evaluation_of(case, Texts(num_samples), 8, rank)
 
 
 def plain_loss(num_samples):
@@ -85,3 +113,40 @@ def test_no_more_batches_than_asked_for():
         assert samples == 8 and loss == pytest.approx(
             evaluated(0, 1, Case(fields=tiny_fields("gpt2"), samples=8), 19, 1)[0]
         )
+
+
+def classifier(**layout):
+    fields = tiny_fields("gpt2", num_labels=CLASSES, pad_token_id=PAD, vocab_size=PAD + 1)
+    return Case(fields=fields, head=CLASSIFICATION, samples=GLOBAL_BATCH, **layout)
+
+
+@torch.no_grad()
+def stock_classifier(num_samples):
+    """Mean loss and share of right answers of Hugging Face's own class with the same weights, text by text."""
+    case = classifier()
+    plan = make_plan(case.job(), num_devices=0)
+    step = build_step(plan, ParallelContext(plan.topology), case.job().train, seed=0, device=torch.device("cpu"))
+    model = empty_model(make_config("gpt2", case.fields, head=CLASSIFICATION), CLASSIFICATION)
+    model = model.to(torch.float64).to_empty(device="cpu")
+    for name, parameter in model.named_parameters():
+        parameter.copy_(step.model.parameters()[name])
+    losses, right = [], []
+    for sample in map(Texts(num_samples).sample, range(num_samples)):
+        length = int(np.flatnonzero(sample.labels != -100)[0]) + 1
+        label = torch.tensor([sample.labels[length - 1]])
+        logits = model.eval()(input_ids=torch.from_numpy(sample.input_ids[None, :length])).logits
+        losses.append(torch.nn.functional.cross_entropy(logits, label).item())
+        right.append(logits.argmax().item() == label.item())
+    return np.mean(losses), np.mean(right)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "pp": 2}, {"pp": 2, "dp": 2}, {"dp": 4}])
+def test_accuracy_counts_every_text_once_in_every_layout(layout):
+    """11 texts in batches of 8: at dp=4 the last rank has none of the second batch."""
+    loss, accuracy = stock_classifier(11)
+    assert 0 < accuracy < 1
+    case = classifier(**layout)
+    for record in run_ranks(classified, case.world_size, case, 11):
+        assert record["samples"] == 11 and "perplexity" not in record
+        assert record["accuracy"] == accuracy
+        assert record["loss"] == pytest.approx(loss, rel=1e-12)
