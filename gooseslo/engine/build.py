@@ -90,6 +90,7 @@ def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tup
         dp_rank=context.at.dp,
         dp_size=topology.dp,
         workers=job.data.workers,
+        end=last_step(job) * train.global_batch_size,
     )
     if "valid" not in data.splits or train.eval_batches == 0:
         return train_loader, None

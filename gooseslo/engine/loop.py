@@ -175,11 +175,11 @@ class Trainer:
             if self.stop_signal:
                 return
         num_predicted = max(1, num_predicted)
-        means = {
-            "loss": total / num_predicted,
-            "accuracy": None if num_correct is None else num_correct / num_predicted,
-        }
-        self._observe(lambda: eval_record(step=position.step, split=split, samples=loader.num_samples, **means))
+        loss, accuracy = total / num_predicted, None if num_correct is None else num_correct / num_predicted
+        samples = loader.num_samples
+        self._observe(
+            lambda: eval_record(step=position.step, split=split, loss=loss, samples=samples, accuracy=accuracy)
+        )
 
     def _save(self, position: Position) -> None:
         folder = self.save(position)
