@@ -15,6 +15,7 @@ from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.data.supervised.instruction import InstructionTask
 from gooseslo.data.supervised.packing import pack
 from gooseslo.data.text.records import BadRecordError
+from gooseslo.data.tokenizers.fast_encoder import FastEncoder
 
 WORDS = ["<eod>", "<unk>", "<pad>", "goose", "honk", "pond", "egg", "reed", "wing", "nest", "<user>", "<bot>", "<end>"]
 CHAT = (
@@ -33,7 +34,16 @@ def tokenizer(template=None, pad="<pad>"):
 
 
 def encoder(template=None, **keys):
-    return InstructionTask(**keys).encoder(tokenizer(template), [])
+    """A record's example; BadRecordError if there is none in it."""
+    made = InstructionTask(**keys).encoder(tokenizer(template), [])
+
+    def encode(record):
+        (found,) = made.encode([made.draft(record)])
+        if isinstance(found, BadRecordError):
+            raise found
+        return found
+
+    return encode
 
 
 def words(example):
@@ -69,7 +79,50 @@ def test_a_chat_template_renders_both_kinds():
     ]
     more = ["<end>:", "<user>:", "egg:", "<end>:", "<bot>:nest", "nest:<end>"]
     assert words(encoder(CHAT)({"messages": chat})) == [*expected, *more]
-    assert words(encoder(CHAT)({"messages": chat[:3]})) == [*expected, *more[:3]]
+    assert words(encoder(CHAT)({"messages": chat[:3]})) == expected, "what nothing is learnt from is not read"
+
+
+def some_records(count):
+    random = np.random.default_rng(0)
+
+    def text(least):
+        return " ".join(random.choice(WORDS[3:10], random.integers(least, 9)))
+
+    return [{"prompt": text(0), "response": text(1)} for _ in range(count)]
+
+
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_many_at_once_are_what_they_are_one_by_one(template):
+    made, alone = InstructionTask().encoder(tokenizer(template), []), encoder(template)
+    records = some_records(40)
+    records += [{"messages": [*_turns(one), *_turns(other)]} for one, other in itertools.pairwise(records) if template]
+    for record, found in zip(records, made.encode([made.draft(record) for record in records]), strict=True):
+        assert words(found) == words(alone(record))
+
+
+def _turns(pair):
+    return [{"role": "user", "content": pair["prompt"]}, {"role": "assistant", "content": pair["response"]}]
+
+
+def test_a_chats_tokens_are_those_of_the_tokenizers_own_call():
+    """With settings of an earlier call, such as a truncation, that no example of ours may have."""
+    made = tokenizer(CHAT)
+    made("goose", truncation=True, max_length=2)
+    encode = InstructionTask().encoder(made, [])
+    records = some_records(20)
+    for record, found in zip(records, encode.encode([encode.draft(record) for record in records]), strict=True):
+        ids = made.apply_chat_template(_turns(record), tokenize=True, return_dict=False)
+        assert [*found.input_ids.tolist(), int(found.labels[-1])] == ids
+
+
+def test_a_batch_is_one_call_of_the_tokenizer(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        FastEncoder, "__call__", lambda self, texts: calls.append(len(texts)) or [[4] for text in texts]
+    )
+    made = InstructionTask().encoder(tokenizer(), [])
+    made.encode([made.draft(record) for record in some_records(7)])
+    assert calls == [14]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,15 @@ def test_a_bad_record_is_named_and_nothing_is_left(prepared, tmp_path, task, rec
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("where", [0, 3, 600, 1199])
+def test_what_only_its_tokens_show_is_said_of_the_right_line(prepared, where):
+    """Records are encoded many at once."""
+    records = [{"text": f"goose {number}", "label": 0} for number in range(1200)]
+    records[where]["text"] = ""
+    with pytest.raises(DataError, match=rf"train\.jsonl, line {where + 1}: 'text' is no token"):
+        prepared(ClassificationTask(), records)
+
+
 def test_a_class_that_training_never_sees_is_refused(prepared):
     with pytest.raises(DataError, match=r"data\.valid: .*line 1: 'label' is 'shy', which no record of the train split"):
         prepared(ClassificationTask(), TEXTS, valid=[{"text": "x", "label": "shy"}])

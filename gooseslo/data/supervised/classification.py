@@ -66,13 +66,21 @@ class ClassificationEncoder:
         self._encode, self._task = DocumentEncoder(tokenizer), task
         self._numbers = {name: number for number, name in enumerate(names)}
 
-    def __call__(self, record: dict[str, Any]) -> Example:
+    def draft(self, record: dict[str, Any]) -> tuple[str, int]:
+        """The text and the number of its class."""
         label = self._task.label(record)
         if str(label) not in self._numbers:
             raise BadRecordError(f"{self._task.label_key!r} is {label!r}, which no record of the train split has")
-        (ids,) = self._encode(self._task.texts(record))
+        (text,) = self._task.texts(record)
+        return text, self._numbers[str(label)]
+
+    def encode(self, drafts: list[tuple[str, int]]) -> list[Example | BadRecordError]:
+        encoded = self._encode([text for text, _ in drafts])
+        return [self._example(ids, number) for ids, (_, number) in zip(encoded, drafts)]
+
+    def _example(self, ids: list[int], number: int) -> Example | BadRecordError:
         if not ids:
-            raise BadRecordError(f"{self._task.text_key!r} is no token: there is nothing to read")
+            return BadRecordError(f"{self._task.text_key!r} is no token: there is nothing to read")
         labels = np.full(len(ids), IGNORED_LABEL, dtype=np.int64)
-        labels[-1] = self._numbers[str(label)]
+        labels[-1] = number
         return Example(np.array(ids, dtype=np.int64), labels)

@@ -19,8 +19,13 @@ class Example(NamedTuple):
 
 
 class Encoder(Protocol):
-    def __call__(self, record: dict[str, Any]) -> Example:
-        """The example of a record, as JSON has it; BadRecordError if there is none in it."""
+    """From records to examples, in two steps: many texts in one call of a tokenizer take a fraction of the time."""
+
+    def draft(self, record: dict[str, Any]) -> Any:
+        """What is to be tokenised of a record, as JSON has it; BadRecordError if there is no example in it."""
+
+    def encode(self, drafts: list[Any]) -> list[Example | BadRecordError]:
+        """The example of each draft, or what its tokens show to be wrong with the record."""
 
 
 class Task(Protocol):

@@ -25,7 +25,7 @@ from gooseslo.data.text.text_files import identity_of
 from gooseslo.data.tokenizers.tokenizer import choose_tokenizer, fingerprint, rendering, table_size
 from gooseslo.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def _write_split(
 ) -> None:
     ids, labels, sizes = folder / f"{split}-ids", folder / f"{split}-labels", array("i")
     with bin_path(ids).open("wb") as ids_file, bin_path(labels).open("wb") as labels_file:
-        for example in files.map(split, encoder):
+        for example in files.map_batches(split, encoder.draft, encoder.encode):
             sizes.append(len(example.input_ids))
             for values, kind, file in ((example.input_ids, dtype, ids_file), (example.labels, "<i4", labels_file)):
                 data = values.astype(kind).tobytes()
