@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import write_index
 from gooseslo.data.indexed.readers import open_indexed
+from gooseslo.data.supervised import dataset as supervised
 from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.data.supervised.instruction import InstructionTask
 from gooseslo.data.supervised.packing import pack
@@ -190,6 +192,7 @@ def test_what_is_too_long_is_cut_and_counted(tmp_path, label_at_end, read, learn
 def test_every_example_is_in_one_pack_that_holds_it(lengths):
     lengths = np.array(lengths, dtype=np.int64)
     examples, starts = pack(lengths, 20)
+    assert starts[0] == 0 and starts[-1] == len(lengths)
     assert sorted(examples.tolist()) == list(range(len(lengths)))
     loads = [lengths[examples[a:b]].sum() for a, b in itertools.pairwise(starts)]
     assert all(0 < load <= 20 for load in loads)
@@ -197,3 +200,42 @@ def test_every_example_is_in_one_pack_that_holds_it(lengths):
         "best fit decreasing needs at most 11/9 of the best, and 4"
     )
     assert examples.tolist() == [n for a, b in itertools.pairwise(starts) for n in sorted(examples[a:b])]
+    begins = [examples[a:b].min() for a, b in itertools.pairwise(starts)]
+    assert begins == sorted(begins)
+
+
+@given(st.lists(st.integers(1, 12), max_size=80))
+def test_packs_are_those_of_best_fit_decreasing(lengths):
+    """As the textbook says it: one example after the other, into the pack that it leaves the least room in."""
+    loads = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [number for number, load in enumerate(loads) if load + length <= 12]
+        if not fitting:
+            loads.append(length)
+        else:
+            best = max(fitting, key=lambda number: loads[number])
+            loads[best] += length
+    lengths = np.array(lengths, dtype=np.int64)
+    examples, starts = pack(lengths, 12)
+    assert sorted(lengths[examples[a:b]].sum() for a, b in itertools.pairwise(starts)) == sorted(loads)
+
+
+def test_packing_is_worked_out_once_and_mapped(tmp_path, monkeypatch):
+    ids, labels = [[5, 6], [7, 8, 9, 3], [4]], [[6, 0], [-100, 9, 3, 0], [0]]
+    calls = []
+    monkeypatch.setattr(supervised, "pack", lambda *given: calls.append(given) or pack(*given))
+
+    def samples(**options):
+        data = dataset(tmp_path, ids, labels, pad_id=2, cache=IndexCache(tmp_path / "index"), **options)
+        return data, [data.sample(number).input_ids.tolist() for number in range(data.num_samples)]
+
+    plain, alone = dataset(tmp_path, ids, labels, sequence_length=5, pad_id=2), []
+    alone = [plain.sample(number).input_ids.tolist() for number in range(plain.num_samples)]
+    assert len(alone) == 2 and len(calls) == 1
+    for _ in range(3):
+        data, found = samples(sequence_length=5, facts=["one"])
+        assert found == alone and isinstance(data._packed.base.base, np.memmap)
+    assert len(calls) == 2
+    samples(sequence_length=8, facts=["one"])
+    samples(sequence_length=5, facts=["other"])
+    assert len(calls) == 4

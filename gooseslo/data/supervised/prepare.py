@@ -15,6 +15,7 @@ import tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.cache_folder import find_or_make, folder_of
+from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import bin_path, choose_dtype, idx_path, write_index
 from gooseslo.data.indexed.readers import open_indexed
 from gooseslo.data.supervised.classification import class_names
@@ -60,6 +61,8 @@ class PreparedExamples:
             pad_id=self.pad_id,
             packing=self.packing,
             label_at_end=bool(self.label_names),
+            cache=IndexCache(self.folder / "index"),
+            facts=[split, self.content],
         )
 
 
