@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gooseslo.data.order.loader import EvalLoader, TrainLoader
-from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record
+from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record, warning_record
 from gooseslo.engine.optimizer import set_lr
 from gooseslo.engine.requests import Requests
 from gooseslo.engine.step import StepResult, TrainStep
@@ -174,7 +174,11 @@ class Trainer:
             self._look_for_a_signal()
             if self.stop_signal:
                 return
-        num_predicted = max(1, num_predicted)
+        if not num_predicted:
+            self._observe(
+                lambda: warning_record(f"step {position.step}: {split}: nothing is predicted, so it has no loss")
+            )
+            return
         loss, accuracy = total / num_predicted, None if num_correct is None else num_correct / num_predicted
         samples = loader.num_samples
         self._observe(

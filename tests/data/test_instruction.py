@@ -61,6 +61,18 @@ def test_a_response_and_its_end_are_learnt():
     assert words(found) == ["goose:", "honk:pond", "pond:<eod>"]
 
 
+def test_keys_may_be_nested():
+    keys = {"prompt_key": "ask.text", "response_key": "answer.0"}
+    nested = encoder(**keys)
+    expected = ["goose:pond", "pond:<eod>"]
+    assert words(nested({"ask": {"text": "goose"}, "answer": {"0": "pond"}})) == expected
+    assert words(nested({"ask": {"text": "goose"}, "answer.0": "pond"})) == expected
+    with pytest.raises(BadRecordError, match=r"no key 'ask\.text'; keys of 'ask': words"):
+        nested({"ask": {"words": "goose"}, "answer.0": "pond"})
+    with pytest.raises(BadRecordError, match=r"no key 'answer\.0': 'answer' is a text"):
+        nested({"ask": {"text": "goose"}, "answer": "pond"})
+
+
 def test_an_empty_prompt_is_no_fault():
     assert words(encoder()({"prompt": "", "response": "pond"})) == ["pond:<eod>"]
 

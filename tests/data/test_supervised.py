@@ -112,6 +112,13 @@ def test_a_long_text_keeps_its_class_at_the_end(prepared):
 TEXTS_BY_NUMBER = [{"text": f"text {number}", "label": number} for number in (2, 0)]
 
 
+def test_the_keys_of_text_and_class_may_be_nested(prepared):
+    records = [{"post": {"body": record["text"]}, "about": {"mood": record["label"]}} for record in TEXTS]
+    made = prepared(ClassificationTask(text_key="post.body", label_key="about.mood"), records, packing=False)
+    alike = prepared(ClassificationTask(), TEXTS, packing=False)
+    assert (made.label_names, made.content) == (alike.label_names, alike.content)
+
+
 def test_numbers_are_classes_from_zero(prepared):
     assert prepared(ClassificationTask(), TEXTS_BY_NUMBER, packing=False).label_names == ("0", "1", "2")
 

@@ -104,6 +104,17 @@ def test_it_evaluates_and_saves_when_due_and_at_the_end():
     assert [loss for kind, _, _, loss in events[:-1] if kind == "eval"] == [1.5] * 3
 
 
+def test_an_evaluation_that_predicts_nothing_has_no_loss_and_says_so():
+    """A loss of 0 would be the best of all."""
+    step = FakeStep()
+    step.evaluate = lambda *batch: EvalSums(0.0, 0)
+    made, _, _ = trainer(step, last_step=1)
+    records = []
+    made.observers[0] = records.append
+    made._evaluate(Position(step=1), "valid", made.eval_loader)
+    assert [record["kind"] for record in records] == ["warning"] and "nothing is predicted" in records[0]["text"]
+
+
 def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():
     step = FakeStep(bad={1, 2})
     made, events, lrs = trainer(step, last_step=4)

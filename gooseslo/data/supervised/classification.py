@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.order.sample import IGNORED_LABEL
 from gooseslo.data.supervised.example import Example, text_of
-from gooseslo.data.text.records import BadRecordError
+from gooseslo.data.text.records import BadRecordError, find_key
 from gooseslo.data.tokenizers.tokenizer import DocumentEncoder
 from gooseslo.errors import DataError
 
@@ -34,10 +34,7 @@ class ClassificationTask:
         return [text_of(record, self.text_key, option="data.text_key")]
 
     def label(self, record: dict[str, Any]) -> int | str:
-        if self.label_key not in record:
-            keys = ", ".join(list(record)[:8]) or "none"
-            raise BadRecordError(f"no key {self.label_key!r}; keys: {keys}", "set data.label_key=KEY")
-        label = record[self.label_key]
+        label = find_key(record, self.label_key, "set data.label_key=KEY")
         if isinstance(label, bool) or not isinstance(label, int | str):
             raise BadRecordError(f"{self.label_key!r} is neither a whole number nor a text")
         if isinstance(label, int) and label < 0:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from gooseslo.data.text.records import BadRecordError, checked_text
+from gooseslo.data.text.records import BadRecordError, checked_text, find_key
 
 
 class Example(NamedTuple):
@@ -52,8 +52,5 @@ class Task(Protocol):
 
 
 def text_of(record: dict[str, Any], key: str, *, option: str, way_out: str = "") -> str:
-    """A text of the record; `option` is what names its key."""
-    if key not in record:
-        keys = ", ".join(list(record)[:8]) or "none"
-        raise BadRecordError(f"no key {key!r}; keys: {keys}", way_out or f"set {option}=KEY")
-    return checked_text(record[key], key)
+    """A text of the record; `option` is what names its key, which may be nested: "chat.prompt"."""
+    return checked_text(find_key(record, key, way_out or f"set {option}=KEY"), key)
