@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.order.sample import IGNORED_LABEL
 from gooseslo.data.supervised.example import Example, text_of
-from gooseslo.data.text.records import BadRecordError, find_key
+from gooseslo.data.text.records import BadRecordError, checked_text, find_key
 from gooseslo.data.tokenizers.tokenizer import DocumentEncoder
 from gooseslo.errors import DataError
 
@@ -37,9 +37,13 @@ class ClassificationTask:
         label = find_key(record, self.label_key, "set data.label_key=KEY")
         if isinstance(label, bool) or not isinstance(label, int | str):
             raise BadRecordError(f"{self.label_key!r} is neither a whole number nor a text")
-        if isinstance(label, int) and label < 0:
+        if isinstance(label, str):
+            if not checked_text(label, self.label_key).strip():
+                raise BadRecordError(f"{self.label_key!r} is empty: a class has a name or a number")
+            return label
+        if label < 0:
             raise BadRecordError(f"{self.label_key!r} is {label}; classes are counted from 0")
-        if isinstance(label, int) and label >= _MOST_CLASSES:
+        if label >= _MOST_CLASSES:
             rule = f"{self.label_key!r} is {label}, beyond the {_MOST_CLASSES} classes that numbers can name"
             raise BadRecordError(rule, "a class may also have a name: a text")
         return label
@@ -49,13 +53,24 @@ class ClassificationTask:
 
 
 def class_names(labels: set[int | str]) -> list[str]:
-    """The name of each class by number, from all labels of the train split; DataError if they are of two kinds."""
+    """The name of each class by number, from all labels of the train split.
+
+    DataError if they are of two kinds, or all alike.
+    """
     numbers = [label for label in labels if isinstance(label, int)]
-    if numbers and len(numbers) < len(labels):
-        raise DataError("data.train: labels are numbers in some records and texts in others")
+    texts = sorted(label for label in labels if isinstance(label, str))
+    if numbers and texts:
+        raise DataError(
+            "data.train: labels are numbers in some records and texts in others, "
+            f"such as {min(numbers)} and {texts[0]!r}\n  write all of them as numbers, or all as texts"
+        )
+    if len(labels) == 1:
+        raise DataError(
+            f"data.train: every record has the label {next(iter(labels))!r}: there is nothing to tell apart"
+        )
     if numbers:
         return [str(number) for number in range(max(numbers) + 1)]
-    return sorted(str(label) for label in labels)
+    return texts
 
 
 class ClassificationEncoder:

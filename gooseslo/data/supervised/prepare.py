@@ -135,7 +135,8 @@ def _write_split(
                 content.update(data)
                 file.write(data)
     if not sizes:
-        raise DataError(f"data.{split}: its files hold no record")
+        parts = ", ".join(f"start={s.start:g}, end={s.end:g} of {s.path}" for s in files.sources[split])
+        raise DataError(f"data.{split}: there is no record in it\n  it is {parts}")
     write_index(idx_path(ids), dtype=dtype, sizes=np.frombuffer(sizes, dtype=np.int32))
     write_index(idx_path(labels), dtype=np.dtype("<i4"), sizes=np.frombuffer(sizes, dtype=np.int32))
 
