@@ -162,6 +162,8 @@ def test_an_epoch_with_nothing_left_for_every_replica_gives_way_to_the_next():
 def test_a_loader_that_cannot_go_on_within_an_epoch_says_so():
     with pytest.raises(DataError, match="DistributedProxySampler"):
         InfiniteDataLoader(DataLoader([1, 2]), consumed_samples=1)
+    with pytest.raises(DataError, match="consumed_samples=-1: must be at least 0"):
+        looped(1, 2, consumed=-1)
     with pytest.raises(DataError, match="epoch=1, consumed_samples=2: give one"):
         InfiniteDataLoader(DataLoader(range(3), sampler=DistributedProxySampler(range(3), 1, 0)), 1, consumed_samples=2)
 

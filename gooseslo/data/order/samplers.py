@@ -114,6 +114,8 @@ class InfiniteDataLoader:
         self.dataloader, self.epoch = dataloader, epoch
         self._offset = 0
         self._pass: Iterator[Any] | None = None
+        if consumed_samples < 0:
+            raise DataError(f"consumed_samples={consumed_samples}: must be at least 0")
         if consumed_samples:
             if epoch:
                 raise DataError(f"epoch={epoch}, consumed_samples={consumed_samples}: give one of the two")
