@@ -47,9 +47,8 @@ def test_a_blend_is_trained_and_evaluated(prepared):
     records = prepared.metrics("run")
     assert [record["consumed_tokens"] for record in records if record["kind"] == "train"][-1] == 5 * 8 * 16
     assert [record["kind"] for record in records].count("eval") == 1
-    assert (
-        len(list((prepared.folder / "a.cache").glob("documents-*.npy"))) == 2
-    )  # of both splits; a part without weight is not read
+    kept = list((prepared.folder / "a.cache").glob("documents-*.npy"))
+    assert len(kept) == 2, "of both splits; a part without weight is not read"
     config = (prepared.folder / "runs/run/checkpoints/step-00000005/config.json").read_text()
     assert '"eos_token_id": 0' in config
 
