@@ -1,4 +1,4 @@
-"""How long the indices of large data sets take: built, opened, read from, blended. Prints seconds of one core's work.
+"""How long the indices of large data sets take: built, opened, read from, blended, packed. Prints seconds of a core.
 
     python benchmarks/data_index.py [folder]
 
@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -23,9 +24,11 @@ from gooseslo.data.indexed.causal_lm import DatasetForCausalLM
 from gooseslo.data.indexed.layout import write_index
 from gooseslo.data.indexed.names import bin_path, idx_path
 from gooseslo.data.order.blend import DatasetBlender
+from gooseslo.data.supervised.packing import pack
 
 DOCUMENTS, TOKENS, LENGTH = 1_000_000, 1_000_000_000, 1024
 SETS, SAMPLES = 100, 10_000_000
+EXAMPLES, PACKED_LENGTH = 1_000_000, 4096
 FETCHED = 20_000
 Result = TypeVar("Result")
 
@@ -87,6 +90,13 @@ def measure(prefix: Path) -> None:
             DatasetBlender([Numbers(size) for size in sizes]).turns.locate(0, SAMPLES)
 
         timed(f"blend of {SETS} sets, {SAMPLES:,} samples, sizes {seed}", 5, blend)
+    lengths = np.minimum(np.random.default_rng(2).lognormal(5.5, 1.0, EXAMPLES).astype(np.int64) + 1, PACKED_LENGTH)
+    timed(f"{EXAMPLES:,} examples packed into samples of {PACKED_LENGTH}", 5, lambda: pack(lengths, PACKED_LENGTH))
+    tracemalloc.start()
+    pack(lengths, PACKED_LENGTH)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"{'  memory for that, at its peak':<58} {peak / 1e6:12.1f} MB  {peak / 300e6:6.2f} of 300 MB")  # noqa: T201
 
 
 def main() -> None:

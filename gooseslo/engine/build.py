@@ -90,6 +90,7 @@ def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tup
         dp_rank=context.at.dp,
         dp_size=topology.dp,
         workers=job.data.workers,
+        end=last_step(job) * train.global_batch_size,
     )
     if "valid" not in data.splits or train.eval_batches == 0:
         return train_loader, None
@@ -191,7 +192,7 @@ def build_step(
     else:
         outputs = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
         group = context.tp_group
-    loss = StepLoss(vocabulary_start=outputs[0], group=group)
+    loss = StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION)
     shape = (train.micro_batch_size, train.sequence_length)
     stage = CastStage(model.module, plan.dtypes)
     runner = _build_runner(plan, context, stage, loss, streams, shape=shape, outputs=outputs, device=device)

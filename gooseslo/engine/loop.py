@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gooseslo.data.order.loader import EvalLoader, TrainLoader
-from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record
+from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record, warning_record
 from gooseslo.engine.optimizer import set_lr
 from gooseslo.engine.requests import Requests
 from gooseslo.engine.step import StepResult, TrainStep
@@ -164,16 +164,26 @@ class Trainer:
         self._observe(lambda: self.describe(record))
 
     def _evaluate(self, position: Position, split: str, loader: EvalLoader) -> None:
-        """Mean loss over the split's predicted tokens, each sample once; a signal ends it without a result."""
-        total, num_tokens = 0.0, 0
+        """Means over the split's predicted labels, each sample once; a signal ends it without a result."""
+        total, num_predicted, num_correct = 0.0, 0, None
         for batch in loader:
-            loss, count = self.train_step.evaluate(batch.input_ids, batch.labels, batch.position_ids)
-            total, num_tokens = total + loss, num_tokens + count
+            sums = self.train_step.evaluate(batch.input_ids, batch.labels, batch.position_ids)
+            total, num_predicted = total + sums.loss, num_predicted + sums.num_predicted
+            if sums.num_correct is not None:
+                num_correct = (num_correct or 0) + sums.num_correct
             self._look_for_a_signal()
             if self.stop_signal:
                 return
-        loss = total / max(1, num_tokens)
-        self._observe(lambda: eval_record(step=position.step, split=split, loss=loss, samples=loader.num_samples))
+        if not num_predicted:
+            self._observe(
+                lambda: warning_record(f"step {position.step}: {split}: nothing is predicted, so it has no loss")
+            )
+            return
+        loss, accuracy = total / num_predicted, None if num_correct is None else num_correct / num_predicted
+        samples = loader.num_samples
+        self._observe(
+            lambda: eval_record(step=position.step, split=split, loss=loss, samples=samples, accuracy=accuracy)
+        )
 
     def _save(self, position: Position) -> None:
         folder = self.save(position)

@@ -89,10 +89,15 @@ def train_record(
     }
 
 
-def eval_record(*, step: int, split: str, loss: float, samples: int) -> dict[str, object]:
-    """An evaluation line."""
-    perplexity = math.exp(loss) if loss < 700 else math.inf
-    return {"kind": "eval", "step": step, "split": split, "loss": loss, "perplexity": perplexity, "samples": samples}
+def eval_record(
+    *, step: int, split: str, loss: float, samples: int, accuracy: float | None = None
+) -> dict[str, object]:
+    """An evaluation line: of a classifier with its accuracy, from 0 to 1; of a language model with its perplexity."""
+    if accuracy is None:
+        quality = {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+    else:
+        quality = {"accuracy": accuracy}
+    return {"kind": "eval", "step": step, "split": split, "loss": loss, **quality, "samples": samples}
 
 
 def save_record(*, step: int, path: Path) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import TextIO
 
 import torch
 
+from gooseslo.data.indexed.mixture import evaluation_warnings
 from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.engine.build import build_trainer
 from gooseslo.engine.checkpoint.folders import clean_up, find_latest, passed_over, read_state
@@ -20,7 +21,7 @@ from gooseslo.engine.launcher import LaunchSpec, launch
 from gooseslo.engine.plan import Plan, make_plan
 from gooseslo.engine.preflight import num_devices, splits_to_check
 from gooseslo.engine.run_folder import describe_environment, open_run_folder
-from gooseslo.engine.sources import RunData, prepare_data
+from gooseslo.engine.sources import IndexedData, RunData, prepare_data
 from gooseslo.engine.start import check_same_data, check_same_model, find_start, is_finished, last_step
 from gooseslo.engine.worker import Worker
 from gooseslo.errors import ConfigError, Fault
@@ -110,6 +111,10 @@ def _prepare(job: TrainJob, plan: Plan, start: Path | None, *, cache_dir: Path, 
         if isinstance(dataset, ExampleDataset) and dataset.num_cut:
             how_many = f"{dataset.num_cut} of its {dataset.num_examples} examples"
             _say(console, job, f"warning: data.{split}: {how_many} are cut to train.sequence_length tokens")
+        if split == "valid" and isinstance(data.source, IndexedData):
+            at_most = job.train.eval_batches * job.train.global_batch_size
+            for warning in evaluation_warnings(data.source.splits[split], dataset, at_most=at_most):
+                _say(console, job, f"warning: {warning}")
     if start is not None:
         check_same_data(start, data.identity)
     return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +24,22 @@ from gooseslo.parallel.tensor.loss import IGNORED, cross_entropy_sum
 class StepLoss:
     """A micro-batch's share of the mean over the whole step's predicted tokens; the runner's loss function."""
 
-    def __init__(self, *, vocabulary_start: int, group: Group):
-        """`group`: over which the logits are split; None where each rank has them whole."""
+    def __init__(self, *, vocabulary_start: int, group: Group, counts_correct: bool = False):
+        """`group`: over which the logits are split; None where each rank has them whole.
+
+        With `counts_correct`, which wants whole logits, an evaluation also counts the labels that are the largest.
+        """
+        assert group is None or not counts_correct
         self.vocabulary_start = vocabulary_start
         self.group = group
+        self.counts_correct = counts_correct
         self.num_tokens = 1
+        self.num_correct: Tensor | None = None
+        """Counts up while an evaluation runs; None: nothing is counted."""
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.num_correct is not None:  # an ignored label is no class, so it is never the largest
+            self.num_correct += (logits.argmax(dim=-1) == labels).sum()
         return cross_entropy_sum(logits, labels, start=self.vocabulary_start, group=self.group) / self.num_tokens
 
 
@@ -45,6 +55,16 @@ class StepResult:
     """Predicted tokens of the step."""
     skipped: bool
     """The gradient was not finite, so no weight was changed."""
+
+
+class EvalSums(NamedTuple):
+    """What one global batch adds to an evaluation; plain numbers, equal on all ranks."""
+
+    loss: float
+    """Summed over the predicted labels."""
+    num_predicted: int
+    num_correct: int | None = None
+    """Labels that the model gives the largest logit; None where that is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +120,16 @@ class TrainStep:
         self.buffer.reduce()
         return self._total(losses), num_tokens
 
-    def evaluate(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> tuple[float, int]:
-        """Summed loss and predicted tokens of one global batch, without dropout."""
+    def evaluate(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> EvalSums:
+        """Loss and predictions of one global batch, without dropout."""
         self.model.module.eval()
         self.loss.num_tokens = 1
+        correct = torch.zeros((), dtype=torch.int64, device=self.device) if self.loss.counts_correct else None
+        self.loss.num_correct = correct
         losses = self.runner.evaluate(input_ids.to(self.device), labels.to(self.device), **self._inputs(position_ids))
-        return self._total(losses), self._count(labels)
+        self.loss.num_correct = None
+        num_correct = None if correct is None else int(self._sum(correct).item())
+        return EvalSums(self._total(losses), self._count(labels), num_correct)
 
     def stage_seconds(self) -> list[float]:
         """Compute time of the last step by stage: this rank's at its own stage, 0 at the others. Not collective."""
@@ -132,5 +156,9 @@ class TrainStep:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for loss in losses:
             total += loss
-        all_reduce_(total, self.context.dp_group)
-        return all_reduce_(total, self.context.pp_group).item()
+        return self._sum(total).item()
+
+    def _sum(self, value: Tensor) -> Tensor:
+        """In place, over data-parallel ranks and stages: what only a last stage knows."""
+        all_reduce_(value, self.context.dp_group)
+        return all_reduce_(value, self.context.pp_group)

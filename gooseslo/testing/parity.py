@@ -116,11 +116,13 @@ class Case:
         return tokens[:, :-1], labels
 
     def _texts(self, ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Texts of random lengths, padded with the last token of the vocabulary, which is in none of them."""
+        """Texts of random lengths, padded with the last token of the vocabulary, which begins some but ends none."""
         pad = self.fields["vocab_size"] - 1
         places, rows = torch.arange(self.sequence_length), torch.arange(self.samples)
         last = torch.randint(0, self.sequence_length, (self.samples,), generator=generator)
-        ids = torch.where(places > last[:, None], pad, ids.clamp(max=pad - 1))
+        ids[::2, 0] = pad
+        ids[rows, last] = ids[rows, last].clamp(max=pad - 1)
+        ids = torch.where(places > last[:, None], pad, ids)
         labels = torch.full_like(ids, -100)
         labels[rows, last] = torch.randint(0, self.fields["num_labels"], (self.samples,), generator=generator)
         return ids, labels

@@ -55,6 +55,7 @@ def test_what_a_killed_builder_leaves_neither_blocks_nor_counts(tmp_path):
     process = context.Process(target=build_slowly, args=(tmp_path, tmp_path / "log", 60, queue))
     process.start()
     while not (tmp_path / "log").exists():
+        assert process.is_alive()
         time.sleep(0.01)
     process.kill()
     process.join()

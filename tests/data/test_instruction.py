@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import write_index
 from gooseslo.data.indexed.readers import open_indexed
+from gooseslo.data.supervised import dataset as supervised
 from gooseslo.data.supervised.dataset import ExampleDataset
 from gooseslo.data.supervised.instruction import InstructionTask
 from gooseslo.data.supervised.packing import pack
 from gooseslo.data.text.records import BadRecordError
+from gooseslo.data.tokenizers.fast_encoder import FastEncoder
 
 WORDS = ["<eod>", "<unk>", "<pad>", "goose", "honk", "pond", "egg", "reed", "wing", "nest", "<user>", "<bot>", "<end>"]
 CHAT = (
@@ -33,7 +36,16 @@ def tokenizer(template=None, pad="<pad>"):
 
 
 def encoder(template=None, **keys):
-    return InstructionTask(**keys).encoder(tokenizer(template), [])
+    """A record's example; BadRecordError if there is none in it."""
+    made = InstructionTask(**keys).encoder(tokenizer(template), [])
+
+    def encode(record):
+        (found,) = made.encode([made.draft(record)])
+        if isinstance(found, BadRecordError):
+            raise found
+        return found
+
+    return encode
 
 
 def words(example):
@@ -47,6 +59,18 @@ def words(example):
 def test_a_response_and_its_end_are_learnt():
     found = encoder(prompt_key="q", response_key="a")({"q": "goose honk", "a": "pond"})
     assert words(found) == ["goose:", "honk:pond", "pond:<eod>"]
+
+
+def test_keys_may_be_nested():
+    keys = {"prompt_key": "ask.text", "response_key": "answer.0"}
+    nested = encoder(**keys)
+    expected = ["goose:pond", "pond:<eod>"]
+    assert words(nested({"ask": {"text": "goose"}, "answer": {"0": "pond"}})) == expected
+    assert words(nested({"ask": {"text": "goose"}, "answer.0": "pond"})) == expected
+    with pytest.raises(BadRecordError, match=r"no key 'ask\.text'; keys of 'ask': words"):
+        nested({"ask": {"words": "goose"}, "answer.0": "pond"})
+    with pytest.raises(BadRecordError, match=r"no key 'answer\.0': 'answer' is a text"):
+        nested({"ask": {"text": "goose"}, "answer": "pond"})
 
 
 def test_an_empty_prompt_is_no_fault():
@@ -69,7 +93,50 @@ def test_a_chat_template_renders_both_kinds():
     ]
     more = ["<end>:", "<user>:", "egg:", "<end>:", "<bot>:nest", "nest:<end>"]
     assert words(encoder(CHAT)({"messages": chat})) == [*expected, *more]
-    assert words(encoder(CHAT)({"messages": chat[:3]})) == [*expected, *more[:3]]
+    assert words(encoder(CHAT)({"messages": chat[:3]})) == expected, "what nothing is learnt from is not read"
+
+
+def some_records(count):
+    random = np.random.default_rng(0)
+
+    def text(least):
+        return " ".join(random.choice(WORDS[3:10], random.integers(least, 9)))
+
+    return [{"prompt": text(0), "response": text(1)} for _ in range(count)]
+
+
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_many_at_once_are_what_they_are_one_by_one(template):
+    made, alone = InstructionTask().encoder(tokenizer(template), []), encoder(template)
+    records = some_records(40)
+    records += [{"messages": [*_turns(one), *_turns(other)]} for one, other in itertools.pairwise(records) if template]
+    for record, found in zip(records, made.encode([made.draft(record) for record in records]), strict=True):
+        assert words(found) == words(alone(record))
+
+
+def _turns(pair):
+    return [{"role": "user", "content": pair["prompt"]}, {"role": "assistant", "content": pair["response"]}]
+
+
+def test_a_chats_tokens_are_those_of_the_tokenizers_own_call():
+    """With settings of an earlier call, such as a truncation, that no example of ours may have."""
+    made = tokenizer(CHAT)
+    made("goose", truncation=True, max_length=2)
+    encode = InstructionTask().encoder(made, [])
+    records = some_records(20)
+    for record, found in zip(records, encode.encode([encode.draft(record) for record in records]), strict=True):
+        ids = made.apply_chat_template(_turns(record), tokenize=True, return_dict=False)
+        assert [*found.input_ids.tolist(), int(found.labels[-1])] == ids
+
+
+def test_a_batch_is_one_call_of_the_tokenizer(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        FastEncoder, "__call__", lambda self, texts: calls.append(len(texts)) or [[4] for text in texts]
+    )
+    made = InstructionTask().encoder(tokenizer(), [])
+    made.encode([made.draft(record) for record in some_records(7)])
+    assert calls == [14]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +204,7 @@ def test_what_is_too_long_is_cut_and_counted(tmp_path, label_at_end, read, learn
 def test_every_example_is_in_one_pack_that_holds_it(lengths):
     lengths = np.array(lengths, dtype=np.int64)
     examples, starts = pack(lengths, 20)
+    assert starts[0] == 0 and starts[-1] == len(lengths)
     assert sorted(examples.tolist()) == list(range(len(lengths)))
     loads = [lengths[examples[a:b]].sum() for a, b in itertools.pairwise(starts)]
     assert all(0 < load <= 20 for load in loads)
@@ -144,3 +212,42 @@ def test_every_example_is_in_one_pack_that_holds_it(lengths):
         "best fit decreasing needs at most 11/9 of the best, and 4"
     )
     assert examples.tolist() == [n for a, b in itertools.pairwise(starts) for n in sorted(examples[a:b])]
+    begins = [examples[a:b].min() for a, b in itertools.pairwise(starts)]
+    assert begins == sorted(begins)
+
+
+@given(st.lists(st.integers(1, 12), max_size=80))
+def test_packs_are_those_of_best_fit_decreasing(lengths):
+    """As the textbook says it: one example after the other, into the pack that it leaves the least room in."""
+    loads = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [number for number, load in enumerate(loads) if load + length <= 12]
+        if not fitting:
+            loads.append(length)
+        else:
+            best = max(fitting, key=lambda number: loads[number])
+            loads[best] += length
+    lengths = np.array(lengths, dtype=np.int64)
+    examples, starts = pack(lengths, 12)
+    assert sorted(lengths[examples[a:b]].sum() for a, b in itertools.pairwise(starts)) == sorted(loads)
+
+
+def test_packing_is_worked_out_once_and_mapped(tmp_path, monkeypatch):
+    ids, labels = [[5, 6], [7, 8, 9, 3], [4]], [[6, 0], [-100, 9, 3, 0], [0]]
+    calls = []
+    monkeypatch.setattr(supervised, "pack", lambda *given: calls.append(given) or pack(*given))
+
+    def samples(**options):
+        data = dataset(tmp_path, ids, labels, pad_id=2, cache=IndexCache(tmp_path / "index"), **options)
+        return data, [data.sample(number).input_ids.tolist() for number in range(data.num_samples)]
+
+    plain, alone = dataset(tmp_path, ids, labels, sequence_length=5, pad_id=2), []
+    alone = [plain.sample(number).input_ids.tolist() for number in range(plain.num_samples)]
+    assert len(alone) == 2 and len(calls) == 1
+    for _ in range(3):
+        data, found = samples(sequence_length=5, facts=["one"])
+        assert found == alone and isinstance(data._packed.base.base, np.memmap)
+    assert len(calls) == 2
+    samples(sequence_length=8, facts=["one"])
+    samples(sequence_length=5, facts=["other"])
+    assert len(calls) == 4

@@ -1,12 +1,13 @@
 """What `data=indexed` names: found, whole, of one tokenizer, within the model's table; and known again after a stop."""
 
 import hashlib
+import re
 
 import numpy as np
 import pytest
 from indexed_fixtures import numbered, write_prefix, write_sidecar
 
-from gooseslo.data.indexed.mixture import Mixture, open_split
+from gooseslo.data.indexed.mixture import Mixture, evaluation_warnings, open_split
 from gooseslo.errors import DataError
 
 DOCUMENTS = [np.array(document) for document in ([1, 2, 3, 0], [9, 0], [4, 5, 6, 7, 8, 0])]
@@ -155,3 +156,27 @@ def test_identity_is_of_the_content(folder, tmp_path_factory):
     write_prefix(folder / "a", [DOCUMENTS[0][::-1], *DOCUMENTS[1:]])  # of the same sizes
     found.add(mixture(folder, train="a").identity())
     assert len(found | {before}) == len(others) + 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ((None, None), []),
+        ((5, 49), []),
+        (
+            (0.5, 0.5),
+            [
+                r"data.valid\[0\]: an evaluation has 10 of the 54 samples held out: by weight it ends where a would "
+                "begin again; without weights it has all of them"
+            ],
+        ),
+        ((0, 1), [r"data.valid\[1\]: an evaluation has 49 of", r"data.valid\[0\]: weight=0 of a gives none of the 49"]),
+    ],
+)
+def test_what_an_evaluation_leaves_out_is_said(folder, weights, words):
+    given = [{"path": name, "weight": weight} for name, weight in zip("ab", weights)]
+    parts = mixture(folder, train="a", valid=given).splits["valid"]
+    found = list(evaluation_warnings(parts, open_split(parts, 2), at_most=60))
+    assert len(found) == len(words) and all(re.match(*pair) for pair in zip(words, found)), found
+    (single,) = mixture(folder, train="a").splits["train"]
+    assert not list(evaluation_warnings((single,), open_split((single,), 2), at_most=60))

@@ -1,7 +1,6 @@
 """Which samples a step has: independent of dp, micro-batches, reading threads and where a run was stopped."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -9,9 +8,11 @@ import torch
 from indexed_fixtures import numbered, write_prefix
 
 from gooseslo.data.indexed.causal_lm import DatasetForCausalLM
+from gooseslo.data.order import ahead, order
 from gooseslo.data.order.blend import DatasetBlender
 from gooseslo.data.order.loader import EvalLoader, TrainLoader
 from gooseslo.data.order.order import training_order
+from gooseslo.data.text.packed import random_words
 
 STEPS, BATCH = 40, 8
 
@@ -24,7 +25,7 @@ def data(tmp_path):
     return {"one": one, "blend": DatasetBlender([one, other], [0.6, 0.4])}
 
 
-def loaders_of(dataset, *, dp=1, micro=1, workers=0):
+def loaders_of(dataset, *, dp=1, micro=1, workers=0, end=None):
     return [
         TrainLoader(
             dataset,
@@ -34,6 +35,7 @@ def loaders_of(dataset, *, dp=1, micro=1, workers=0):
             dp_rank=rank,
             dp_size=dp,
             workers=workers,
+            end=end,
         )
         for rank in range(dp)
     ]
@@ -79,10 +81,16 @@ class Watched:
 
     def __init__(self, dataset, *, fails_at=None):
         self.dataset, self.fails_at = dataset, fails_at
-        self.readers = {}
+        self.readers, self._read = {}, threading.Condition()
+
+    def wait_for(self, numbers):
+        with self._read:
+            return self._read.wait_for(lambda: self.readers.keys() >= set(numbers), timeout=60)
 
     def sample(self, number):
-        self.readers[number] = threading.current_thread()
+        with self._read:
+            self.readers[number] = threading.current_thread()
+            self._read.notify_all()
         if number == self.fails_at:
             raise RuntimeError(f"sample {number} cannot be read")
         return self.dataset.sample(number)
@@ -92,11 +100,8 @@ def test_the_next_batch_is_read_while_a_step_computes(data):
     dataset = Watched(data["one"])
     (loader,) = loaders_of(dataset, workers=1)
     loader.batch(0)
-    ahead = training_order(dataset, seed=7).samples(BATCH, BATCH).tolist()
-    deadline = time.monotonic() + 20
-    while not set(ahead) <= set(dataset.readers):  # nobody has asked for them yet
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    following = training_order(dataset, seed=7).samples(BATCH, BATCH).tolist()
+    assert dataset.wait_for(following), "nobody has asked for them yet"
     assert threading.main_thread() not in dataset.readers.values()
     loader.close()
     (loader,) = loaders_of(Watched(data["one"]))
@@ -106,9 +111,9 @@ def test_the_next_batch_is_read_while_a_step_computes(data):
 
 
 def test_what_fails_in_a_thread_is_raised_in_its_step_and_no_thread_is_left(data):
-    order = training_order(Watched(data["one"]), seed=7)
+    numbers = training_order(Watched(data["one"]), seed=7)
     before = threading.active_count()
-    (loader,) = loaders_of(Watched(data["one"], fails_at=int(order.samples(2 * BATCH + 3, 1)[0])), workers=2)
+    (loader,) = loaders_of(Watched(data["one"], fails_at=int(numbers.samples(2 * BATCH + 3, 1)[0])), workers=2)
     loader.batch(0)
     loader.batch(BATCH)
     with pytest.raises(RuntimeError, match="cannot be read"):
@@ -116,6 +121,53 @@ def test_what_fails_in_a_thread_is_raised_in_its_step_and_no_thread_is_left(data
     assert threading.active_count() > before
     loader.close()
     assert threading.active_count() == before
+
+
+def test_nothing_is_read_beyond_the_runs_last_step(data):
+    """An epoch's index may have to be built for it."""
+    dataset = Watched(data["one"])
+    (loader,) = loaders_of(dataset, workers=3, end=4 * BATCH)
+    for step in range(1, 4):
+        loader.batch(step * BATCH)
+    loader.close()
+    assert set(dataset.readers) == set(training_order(dataset, seed=7).samples(BATCH, 3 * BATCH).tolist())
+
+
+class Stuck(Watched):
+    """A data set on a disk that does not answer, but for the first batch."""
+
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.answers = threading.Event()
+
+    def sample(self, number):
+        found = super().sample(number)
+        assert len(self.readers) <= BATCH or self.answers.wait(60)
+        return found
+
+
+def test_the_end_does_not_wait_for_a_read_that_hangs(data, monkeypatch):
+    monkeypatch.setattr(ahead, "_PATIENCE_SECONDS", 0.05)
+    dataset = Stuck(data["one"])
+    (loader,) = loaders_of(dataset, workers=1)
+    loader.batch(0)
+    following = training_order(dataset, seed=7).samples(BATCH, 1).tolist()
+    assert dataset.wait_for(following)
+    loader.close()
+    reader = dataset.readers[following[0]]
+    assert reader.is_alive() and reader.daemon, "the process can end without it"
+    dataset.answers.set()
+    reader.join(60)
+    assert not reader.is_alive()
+
+
+def test_readers_on_both_sides_of_an_epochs_border_share_two_orders(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(order, "random_words", lambda key, count: drawn.append(key) or random_words(key, count))
+    shuffled = order.SampleOrder(num_samples=10, seed=0)
+    for position in (8, 12, 9, 13, 8, 11):
+        shuffled.samples(position, 1)
+    assert drawn == [(0, 0, 0), (0, 0, 1)]
 
 
 @pytest.mark.parametrize("dp", [1, 2, 4])

@@ -1,5 +1,6 @@
 """Samplers for one's own loop: the same indices on all replicas, each index once, a new order every pass."""
 
+import tracemalloc
 from itertools import chain
 
 import pytest
@@ -96,3 +97,90 @@ def test_a_for_loop_over_it_does_not_end():
 def test_a_loader_without_a_batch_is_an_error_and_no_hang():
     with pytest.raises(DataError, match="no batch"):
         next(InfiniteDataLoader(DataLoader([1], batch_size=2, drop_last=True)))
+
+
+def looped(replicas, batch_size, *, num=23, consumed=0, **options):
+    """One loop's loaders, of all its ranks."""
+    return [
+        InfiniteDataLoader(
+            DataLoader(
+                range(num), batch_size, sampler=DistributedProxySampler(range(num), replicas, rank, seed=3, **options)
+            ),
+            consumed_samples=consumed,
+        )
+        for rank in range(replicas)
+    ]
+
+
+def steps(loaders, num_steps):
+    """The samples of some steps in their global order, and what each rank says is consumed."""
+    given = []
+    for _ in range(num_steps):
+        batches = [next(loader).tolist() for loader in loaders]
+        given += [sample for row in zip(*batches, strict=True) for sample in row]
+    (consumed,) = {loader.consumed_samples for loader in loaders}
+    return given, consumed
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_loop_goes_on_within_an_epoch_at_another_number_of_replicas_and_batch_size(shuffle):
+    """Every epoch of 24 samples is whole however often the loop is stopped, and in the order of one that was not."""
+    straight, _ = steps(looped(1, 4, num=24, shuffle=shuffle), 18)
+    assert [sorted(straight[begin : begin + 24]) for begin in (0, 24, 48)] == [list(range(24))] * 3
+    given, consumed = [], 0
+    for replicas, batch_size, num_steps in (
+        (2, 2, 3),
+        (4, 1, 2),
+        (1, 4, 1),
+        (3, 2, 2),
+        (2, 6, 1),
+        (1, 6, 2),
+        (4, 2, 1),
+    ):
+        loaders = looped(replicas, batch_size, num=24, consumed=consumed, shuffle=shuffle)
+        more, reached = steps(loaders, num_steps)
+        assert reached == consumed + replicas * batch_size * num_steps == consumed + len(more)
+        given, consumed = given + more, reached
+    assert consumed == 68 > 2 * 24 and given == straight[:68]
+
+
+def test_what_fills_an_epoch_up_is_not_counted():
+    loaders = looped(2, 4, num=5)
+    given, consumed = steps(loaders, 1)
+    assert len(given) == 6 and sorted(given[:5]) == list(range(5)) and consumed == 5
+    again = looped(1, 5, num=5, consumed=consumed)
+    assert steps(again, 1)[0] == steps(loaders, 1)[0][:5], "both are at the second epoch's beginning"
+
+
+def test_an_epoch_with_nothing_left_for_every_replica_gives_way_to_the_next():
+    (loader,) = looped(1, 1, num=5, consumed=4)
+    proxy = loader.dataloader.sampler
+    proxy.num_replicas, proxy.drop_last = 2, True
+    assert next(loader) is not None and loader.epoch == 1
+
+
+def test_a_loader_that_cannot_go_on_within_an_epoch_says_so():
+    with pytest.raises(DataError, match="DistributedProxySampler"):
+        InfiniteDataLoader(DataLoader([1, 2]), consumed_samples=1)
+    with pytest.raises(DataError, match="consumed_samples=-1: must be at least 0"):
+        looped(1, 2, consumed=-1)
+    with pytest.raises(DataError, match="epoch=1, consumed_samples=2: give one"):
+        InfiniteDataLoader(DataLoader(range(3), sampler=DistributedProxySampler(range(3), 1, 0)), 1, consumed_samples=2)
+
+
+def test_a_pass_takes_little_memory():
+    """200,000 indices as Python's own numbers in a list are 7 MB, each time."""
+    proxy = DistributedProxySampler(range(200_000), 4, 1)
+    tracemalloc.start()
+    try:
+        indices = iter(proxy)
+        next(indices)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 8 * 200_000 + 1_000_000
+    assert sum(1 for _ in indices) == 49_999
+
+
+def test_batches_of_another_sampler_are_shared_out_too():
+    assert list(DistributedProxySampler(BatchSampler(range(5), 2, False), 2, 1, shuffle=False)) == [[2, 3], [0, 1]]

@@ -112,6 +112,13 @@ def test_a_long_text_keeps_its_class_at_the_end(prepared):
 TEXTS_BY_NUMBER = [{"text": f"text {number}", "label": number} for number in (2, 0)]
 
 
+def test_the_keys_of_text_and_class_may_be_nested(prepared):
+    records = [{"post": {"body": record["text"]}, "about": {"mood": record["label"]}} for record in TEXTS]
+    made = prepared(ClassificationTask(text_key="post.body", label_key="about.mood"), records, packing=False)
+    alike = prepared(ClassificationTask(), TEXTS, packing=False)
+    assert (made.label_names, made.content) == (alike.label_names, alike.content)
+
+
 def test_numbers_are_classes_from_zero(prepared):
     assert prepared(ClassificationTask(), TEXTS_BY_NUMBER, packing=False).label_names == ("0", "1", "2")
 
@@ -128,8 +135,12 @@ def test_numbers_are_classes_from_zero(prepared):
         (ClassificationTask(), [{"text": "x", "label": 10**12}], "line 1: 'label' is 1000000000000, beyond the 65536"),
         (ClassificationTask(), [{"text": "x", "label": 0.5}], "'label' is neither a whole number nor a text"),
         (ClassificationTask(), [{"text": "x", "label": True}], "'label' is neither a whole number nor a text"),
-        (ClassificationTask(), [TEXTS[0], TEXTS_BY_NUMBER[0]], "numbers in some records and texts in others"),
-        (ClassificationTask(), [{"text": "", "label": 0}], "'text' is no token: there is nothing to read"),
+        (ClassificationTask(), [TEXTS[0], TEXTS_BY_NUMBER[0]], "texts in others, such as 2 and 'glad'"),
+        (ClassificationTask(), [*TEXTS, {"text": "", "label": "glad"}], "'text' is no token: there is nothing to read"),
+        (ClassificationTask(), [{"text": "x", "label": " "}], "line 1: 'label' is empty: a class has a name"),
+        (ClassificationTask(), [{"text": "x", "label": "\ud800"}], "'label' is not valid Unicode"),
+        (ClassificationTask(), TEXTS[:1] * 3, "every record has the label 'glad': there is nothing to tell apart"),
+        (ClassificationTask(), TEXTS_BY_NUMBER[:1], "every record has the label 2: there is nothing"),
     ],
 )
 def test_a_bad_record_is_named_and_nothing_is_left(prepared, tmp_path, task, records, words):
@@ -138,9 +149,28 @@ def test_a_bad_record_is_named_and_nothing_is_left(prepared, tmp_path, task, rec
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("where", [0, 3, 600, 1199])
+def test_what_only_its_tokens_show_is_said_of_the_right_line(prepared, where):
+    """Records are encoded many at once."""
+    records = [{"text": f"goose {number}", "label": number % 2} for number in range(1200)]
+    records[where]["text"] = ""
+    with pytest.raises(DataError, match=rf"train\.jsonl, line {where + 1}: 'text' is no token"):
+        prepared(ClassificationTask(), records)
+
+
 def test_a_class_that_training_never_sees_is_refused(prepared):
     with pytest.raises(DataError, match=r"data\.valid: .*line 1: 'label' is 'shy', which no record of the train split"):
         prepared(ClassificationTask(), TEXTS, valid=[{"text": "x", "label": "shy"}])
+
+
+def test_a_part_without_a_record_is_refused(prepared, tmp_path):
+    part = {"path": lines(tmp_path / "train.jsonl", PAIRS), "start": 0.5, "end": 0.6}
+    files = RecordFiles(train=part, base_dir=tmp_path)
+    options = {"tokenizer": None, "vocab_size": None, "model_vocab_size": 400, "cache_dir": tmp_path / "cache"}
+    with pytest.raises(
+        DataError, match=r"data\.train: .*no record in it\n  it is start=0.5, end=0.6 of .*train\.jsonl"
+    ):
+        prepare_examples(files, InstructionTask(), packing=True, base_dir=tmp_path, **options)
 
 
 def test_other_files_than_records_are_refused(tmp_path):

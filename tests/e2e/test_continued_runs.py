@@ -1,6 +1,7 @@
 """What a continued run refuses, and how a save that fails ends: nothing of an earlier run is ever lost or mixed."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from command_line import SMALL, Shell
@@ -117,3 +118,18 @@ def test_a_stop_that_is_behind_says_so(begun, options):
 def test_a_run_that_never_saved_is_not_continued_as_another(begun, options):
     shutil.rmtree(begun.folder / "runs" / "run" / "checkpoints")
     assert "run.seed=3" in begun("train", *options, "run.name=run", "run.seed=3", code=2)
+
+
+def test_a_run_of_an_older_version_goes_on_at_another_layout(shell):
+    """Its checkpoint and the name that it gives its data were written before data=indexed was; so was the expectation.
+
+    The folder holds step 2 of 4 of a run in fp64; the version that made it went on from there with these losses.
+    """
+    older = Path(__file__).parent / "older_run"
+    shutil.copytree(older / "run", shell.folder / "runs" / "older")
+    shutil.copy(older / "geese.txt", shell.folder)
+    given = (older / "run" / "overrides.txt").read_text().split()
+    options = [option for option in given if not option.startswith(("train.stop_after", "parallel.dp"))]
+    shell("train", *options, "parallel.dp=2", "train.micro_batch_size=1")
+    assert [record["step"] for record in shell.metrics("older")] == [1, 2, 3, 4]
+    assert shell.losses("older")[2:] == pytest.approx([5.608811344432794, 5.597500983483453], abs=1e-9)

@@ -34,15 +34,21 @@ def prepared(shell):
 
 def test_a_blend_is_trained_and_evaluated(prepared):
     write_sidecar(prepared.folder / "a", documents(0, 60))
-    process = prepared.start("train", *TINY, *BLEND, "train.steps=5", "parallel.pp=2", "run.name=run", "data.workers=2")
+    halves = "data.valid=[{path: a, start: 0.9, end: 0.95, weight: 1}, {path: a, start: 0.95, weight: 0}]"
+    process = prepared.start(
+        "train", *TINY, BLEND[0], halves, "train.steps=5", "parallel.pp=2", "run.name=run", "data.workers=2"
+    )
     out, error = process.communicate(timeout=100)
     assert process.returncode == 0, error
     assert "data indexed" in out and "looking for the largest token id in" in out and "b.bin" in out
     assert error.count("warning:") == 1 and "no tokenizer will lie beside the checkpoints" in error
+    left_out = [line for line in out.splitlines() if line.startswith("warning: data.valid")]
+    assert [line.split()[1] for line in left_out] == ["data.valid[0]:", "data.valid[1]:"]
     records = prepared.metrics("run")
     assert [record["consumed_tokens"] for record in records if record["kind"] == "train"][-1] == 5 * 8 * 16
     assert [record["kind"] for record in records].count("eval") == 1
-    assert len(list((prepared.folder / "a.cache").glob("documents-*.npy"))) == 2  # of the two splits
+    kept = list((prepared.folder / "a.cache").glob("documents-*.npy"))
+    assert len(kept) == 2, "of both splits; a part without weight is not read"
     config = (prepared.folder / "runs/run/checkpoints/step-00000005/config.json").read_text()
     assert '"eos_token_id": 0' in config
 
@@ -78,6 +84,20 @@ def test_a_run_goes_on_only_with_the_data_it_began_with(prepared):
     write_prefix(prepared.folder / "a", documents(0, 60))
     prepared("train", *options, "data.workers=0", "data.reader=cached")
     assert len(prepared.losses("run")) == 4
+
+
+@pytest.mark.slow
+def test_documents_apart_go_on_at_another_layout(prepared):
+    """In fp64, in which another sample, or a document that sees another, would show."""
+    options = [*TINY, *BLEND, "data.reset_at_document=true", "train.steps=4", "train.precision=fp64"]
+    prepared("train", *options, "run.name=one")
+    prepared("train", *options, "run.name=stopped", "parallel.pp=2", "train.stop_after=2")
+    prepared("train", *options, "run.name=stopped", "parallel.dp=2", "train.micro_batch_size=4")
+    assert prepared.losses("stopped") == pytest.approx(prepared.losses("one"), abs=1e-9)
+    tokens = [[record["tokens"] for record in prepared.metrics(name, "train")] for name in ("one", "stopped")]
+    assert tokens[0] == tokens[1] and max(tokens[0]) < 8 * 16, "the end of a document predicts nothing"
+    (one, *_), (other, *_) = (prepared.metrics(name, "eval")[-1:] for name in ("one", "stopped"))
+    assert other["loss"] == pytest.approx(one["loss"], abs=1e-9) and other["samples"] == one["samples"]
 
 
 @pytest.mark.slow

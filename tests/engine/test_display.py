@@ -160,6 +160,11 @@ def test_off_a_terminal_there_are_plain_lines():
     assert not any("\x1b" in line for line in lines)
 
 
+def test_the_evaluation_of_a_classifier_says_its_accuracy():
+    held_out = eval_record(step=50, split="valid", loss=0.25, samples=8, accuracy=0.875)
+    assert plain(100, [held_out]) == ["step 50: valid loss 0.2500, accuracy 87.50%"]
+
+
 def test_short_and_slow_runs_have_a_line_for_each_step():
     assert len(plain(5, [train(step) for step in range(1, 6)])) == 5
     ticks = iter(range(0, 10_000, 60))

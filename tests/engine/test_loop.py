@@ -14,7 +14,7 @@ from gooseslo.engine.loop import LoopSettings, Position, Trainer
 from gooseslo.engine.metrics import describer, eval_record
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.requests import Requests
-from gooseslo.engine.step import StepResult
+from gooseslo.engine.step import EvalSums, StepResult
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
@@ -38,7 +38,7 @@ class FakeStep:
 
     def evaluate(self, input_ids, labels, position_ids):
         self.evaluated += 1
-        return 6.0, 4
+        return EvalSums(6.0, 4)
 
     def stage_seconds(self):
         return [0.25, 0.5]
@@ -102,6 +102,17 @@ def test_it_evaluates_and_saves_when_due_and_at_the_end():
     assert position == Position(step=5, updates=5, consumed_samples=10, consumed_tokens=40)
     assert eval_record(step=5, split="valid", loss=1.5, samples=4)["loss"] == 1.5
     assert [loss for kind, _, _, loss in events[:-1] if kind == "eval"] == [1.5] * 3
+
+
+def test_an_evaluation_that_predicts_nothing_has_no_loss_and_says_so():
+    """A loss of 0 would be the best of all."""
+    step = FakeStep()
+    step.evaluate = lambda *batch: EvalSums(0.0, 0)
+    made, _, _ = trainer(step, last_step=1)
+    records = []
+    made.observers[0] = records.append
+    made._evaluate(Position(step=1), "valid", made.eval_loader)
+    assert [record["kind"] for record in records] == ["warning"] and "nothing is predicted" in records[0]["text"]
 
 
 def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():

@@ -87,6 +87,9 @@ def test_an_eval_line_has_the_promised_fields():
         "kind": "eval", "step": 7, "split": "valid", "loss": 2.0, "perplexity": math.exp(2.0), "samples": 64,
     }  # fmt: skip
     assert eval_record(step=7, split="valid", loss=1e9, samples=64)["perplexity"] == math.inf
+    assert eval_record(step=7, split="valid", loss=2.0, samples=64, accuracy=0.5) == {
+        "kind": "eval", "step": 7, "split": "valid", "loss": 2.0, "accuracy": 0.5, "samples": 64,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

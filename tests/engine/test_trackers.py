@@ -68,6 +68,8 @@ def test_the_numbers_of_a_record():
         "train/loss": 5.0, "train/skipped": 0.0, "train/stage_seconds/0": 0.25, "train/stage_seconds/1": 0.5,
     }  # fmt: skip
     assert scalars(evaluation(3)) == {"valid/loss": 4.0, "valid/perplexity": math.exp(4), "valid/samples": 8.0}
+    accuracy = eval_record(step=3, split="valid", loss=4.0, samples=8, accuracy=0.5)
+    assert scalars(accuracy) == {"valid/loss": 4.0, "valid/accuracy": 0.5, "valid/samples": 8.0}
     assert scalars(warning_record("honk")) == {} == scalars(save_record(step=1, path="x"))
 
 

@@ -1,16 +1,26 @@
 """Documents packed into one sample do not see each other: each has the logits that it has alone, in every layout."""
 
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from test_grid import case, layout
 from transformers import AutoModelForCausalLM
 
+from gooseslo.data.indexed.causal_lm import DatasetForCausalLM
+from gooseslo.data.order.loader import EvalLoader
 from gooseslo.engine.build import build_step
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case, assert_parity, run_reference
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from indexed_fixtures import write_prefix
 
 LAYOUTS = [
     ("gpt2", 1, 1, 1, False),
@@ -53,6 +63,28 @@ def test_a_document_has_the_logits_that_it_has_alone(family):
             logits = model(input_ids=alone[None], use_cache=False).logits[0]
             assert (logits - found).abs().max() < 1e-9
     assert (stage(ids) - packed).abs().max() > 1e-3, "without positions the documents see each other"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@torch.no_grad()
+def test_a_document_of_prepared_files_has_the_logits_that_it_has_alone(family, tmp_path):
+    """From the files on: each document, or the part of it that a sample holds, as one process reads it."""
+    stage, model = stage_of(family, "fp64")
+    random = np.random.default_rng(5)
+    documents = [random.integers(0, 96, size) for size in (3, 1, 9, 14, 2, 2, 20, 6, 1, 5)]
+    data = DatasetForCausalLM(write_prefix(tmp_path / "a", documents), 12, reset_at_document=True)
+    loader = EvalLoader(data, eval_batches=9, global_batch_size=len(data), dp_rank=0, dp_size=1)
+    (batch,) = loader
+    assert batch.position_ids is not None
+    packed, whole = stage(batch.input_ids, position_ids=batch.position_ids), set()
+    for ids, positions, labels, logits in zip(batch.input_ids, batch.position_ids, batch.labels, packed):
+        begins = np.flatnonzero(positions == 0).tolist()
+        for begin, end in itertools.pairwise([*begins, len(ids)]):
+            alone = model(input_ids=ids[None, begin:end], use_cache=False).logits[0]
+            assert (alone - logits[begin:end]).abs().max() < 1e-9
+            assert labels[begin : end - 1].tolist() == ids[begin + 1 : end].tolist()
+            whole.add(tuple(ids[begin:end].tolist()))
+    assert sum(tuple(document.tolist()) in whole for document in documents) >= 6, "most lie in one sample"
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

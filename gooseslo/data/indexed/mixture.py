@@ -17,6 +17,7 @@ from gooseslo.data.indexed.names import bin_path, cache_path
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.order.blend import DatasetBlender
 from gooseslo.data.text.corpus import SPLITS
+from gooseslo.data.text.packed import Dataset
 from gooseslo.errors import DataError
 
 _BLOCK = 1 << 22
@@ -86,6 +87,23 @@ def open_split(
         return datasets[0]
     weights = [part.weight for part in parts if part.weight is not None]
     return DatasetBlender(datasets, weights or None)
+
+
+def evaluation_warnings(parts: tuple[Part, ...], dataset: Dataset, *, at_most: int) -> Iterator[str]:
+    """What an evaluation of so many samples leaves out of a blend, in words; by size it leaves out nothing."""
+    if not isinstance(dataset, DatasetBlender):
+        return
+    num_samples = dataset.first_repeat(at_most)
+    if num_samples < min(at_most, len(dataset)):
+        ended_by = parts[int(dataset.turns.locate(num_samples, 1)[0][0])]
+        yield (
+            f"{ended_by.key}: an evaluation has {num_samples} of the {len(dataset)} samples held out: by weight it "
+            f"ends where {ended_by.prefix.name} would begin again; without weights it has all of them"
+        )
+    for part, num_turns in zip(parts, dataset.turns_of_sets(num_samples).tolist()):
+        if not num_turns:
+            weight = "" if part.weight is None else f"weight={part.weight:g} of {part.prefix.name} "
+            yield f"{part.key}: {weight}gives none of the {num_samples} samples of an evaluation"
 
 
 class Mixture:

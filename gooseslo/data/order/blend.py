@@ -64,6 +64,14 @@ class DatasetBlender:
         sample: Sample = self.datasets[dataset].sample(index)
         return sample
 
+    def turns_of_sets(self, num_positions: int) -> np.ndarray:
+        """int64 [K]: how many of the first positions are each set's."""
+        counts = np.zeros(len(self.datasets), dtype=np.int64)
+        for start in range(0, num_positions, _BLOCK):
+            sets, _ = self.turns.locate(start, min(_BLOCK, num_positions - start))
+            counts += np.bincount(sets, minlength=len(counts))
+        return counts
+
     def first_repeat(self, at_most: int) -> int:
         """The position at which, for the first time, a sample comes again; `at_most` if it is there or later."""
         sizes = np.array(self.sizes)

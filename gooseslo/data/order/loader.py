@@ -5,13 +5,15 @@ Shape suffixes: B samples of this rank (global batch size / dp), S sequence leng
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from gooseslo.data.order.ahead import ReadingThreads
 from gooseslo.data.order.order import Order, evaluation_order, num_distinct
 from gooseslo.data.order.sample import IGNORED_LABEL
 from gooseslo.data.text.packed import Dataset
@@ -38,7 +40,8 @@ class TrainLoader:
 
     Every stage and tp rank of a data-parallel rank builds the same batch from the position, so that labels on the last
     stage are those of the inputs on the first. `workers` threads read that many of the next batches while a step
-    computes; what fails in one is raised where its batch is asked for.
+    computes; what fails in one is raised where its batch is asked for. None is read from position `end` on, where the
+    run is over: its first sample may be another epoch's, whose index nobody needs.
     """
 
     def __init__(
@@ -51,15 +54,17 @@ class TrainLoader:
         dp_rank: int,
         dp_size: int,
         workers: int = 0,
+        end: int | None = None,
     ):
+        """`end`, in samples, None: the run goes on for ever."""
         assert global_batch_size % (dp_size * micro_batch_size) == 0
         self.global_batch_size = global_batch_size
         self._dataset = dataset
         self._order = order
         self._num_rows = global_batch_size // dp_size
         self._first_row = dp_rank * self._num_rows
-        self._workers = workers
-        self._threads: ThreadPoolExecutor | None = None
+        self._workers, self._end = workers, end
+        self._threads: ReadingThreads | None = None
         self._ahead: dict[int, Future[Batch]] = {}
 
     def batch(self, consumed_samples: int) -> Batch:
@@ -67,19 +72,22 @@ class TrainLoader:
         if not self._workers:
             return self._read(consumed_samples)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="data")
-        wanted = [consumed_samples + index * self.global_batch_size for index in range(self._workers + 1)]
+            self._threads = ReadingThreads(self._workers)
+        following = [consumed_samples + (index + 1) * self.global_batch_size for index in range(self._workers)]
+        wanted = [consumed_samples, *(at for at in following if self._end is None or at < self._end)]
         for position in [position for position in self._ahead if position not in wanted]:
             self._ahead.pop(position).cancel()
         for position in wanted:
             if position not in self._ahead:
-                self._ahead[position] = self._threads.submit(self._read, position)
+                self._ahead[position] = self._threads.submit(functools.partial(self._read, position))
         return self._ahead.pop(consumed_samples).result()
 
     def close(self) -> None:
-        """End the threads; batches that nobody asked for are given up."""
+        """End the threads; batches that nobody asked for are given up, and so is a read that hangs."""
+        for future in self._ahead.values():
+            future.cancel()
         if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+            self._threads.close()
         self._threads, self._ahead = None, {}
 
     def _read(self, consumed_samples: int) -> Batch:

@@ -47,7 +47,7 @@ class SampleOrder:
         assert num_samples > 0
         self.num_samples = num_samples
         self._seed, self._stream = seed, stream
-        self._recent: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
+        self._recent: tuple[tuple[int, np.ndarray], ...] = ()
 
     def samples(self, start: int, count: int) -> np.ndarray:
         """int64 [count]: the samples at positions start ... start + count - 1; may span epochs."""
@@ -61,12 +61,15 @@ class SampleOrder:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        drawn, permutation = self._recent  # replaced as a whole: several threads may ask
-        if epoch != drawn:
-            further = (self._stream,) if self._stream else ()
-            words = random_words((0, self._seed, epoch, *further), self.num_samples)
-            permutation = np.argsort(words, kind="stable")
-            self._recent = (epoch, permutation)
+        for drawn, permutation in self._recent:
+            if drawn == epoch:
+                return permutation
+        further = (self._stream,) if self._stream else ()
+        words = random_words((0, self._seed, epoch, *further), self.num_samples)
+        permutation = np.argsort(words, kind="stable")
+        # Two, since threads that read ahead are on both sides of an epoch's border for a while. Replaced as a whole:
+        # several may ask at once.
+        self._recent = ((epoch, permutation), *self._recent[:1])
         return permutation
 
 

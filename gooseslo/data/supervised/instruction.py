@@ -6,11 +6,12 @@ the end-of-text token ends it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.order.sample import IGNORED_LABEL
@@ -54,53 +55,67 @@ class InstructionTask:
         return ConversationEncoder(tokenizer, self)
 
 
+class Pair(NamedTuple):
+    """A prompt and what directly follows it."""
+
+    prompt: str
+    response: str
+
+
+class Chat(NamedTuple):
+    """A rendered chat, and which characters of it the assistant says: [begin, end) of each of its turns."""
+
+    text: str
+    spans: list[tuple[int, int]]
+
+
 class ConversationEncoder:
     """From records, as JSON has them, to examples of at least one label."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, task: InstructionTask):
         self._tokenizer, self._task = tokenizer, task
         self._encode = DocumentEncoder(tokenizer)
-        self._has_template = bool(tokenizer.chat_template)
-        if self._has_template and not tokenizer.is_fast:
-            raise DataError("data.tokenizer: a chat template needs a fast tokenizer, which knows where a token stands")
+        self._encode_chats = ChatEncoder(tokenizer) if tokenizer.chat_template else None
 
-    def __call__(self, record: dict[str, Any]) -> Example:
+    def draft(self, record: dict[str, Any]) -> Pair | Chat:
+        """With a template a chat, else a pair."""
         if MESSAGES in record:
             messages = _messages(record[MESSAGES])
-            if not self._has_template:
+            if self._encode_chats is None:
                 way_out = f"give {self._task.prompt_key!r} and {self._task.response_key!r}, or another data.tokenizer"
                 raise BadRecordError(f"{MESSAGES!r}: the tokenizer has no chat template to render a chat with", way_out)
             return self._chat(messages)
         prompt, response = self._task.pair(record)
-        if self._has_template:
-            return self._chat([{"role": "user", "content": prompt}, {"role": "assistant", "content": response}])
-        return self._plain(prompt, response)
+        if self._encode_chats is None:
+            return Pair(prompt, response)
+        return self._chat([{"role": "user", "content": prompt}, {"role": "assistant", "content": response}])
 
-    def _plain(self, prompt: str, response: str) -> Example:
-        asked, answered = self._encode([prompt, response])
-        ids = [*asked, *answered, self._tokenizer.eos_token_id]
-        return _shifted(np.array(ids, dtype=np.int64), np.arange(len(ids)) >= len(asked))
+    def encode(self, drafts: list[Any]) -> list[Example | BadRecordError]:
+        """Drafts of one encoder are all of one kind."""
+        if self._encode_chats is not None:
+            return [_example(ids, learnt) for ids, learnt in self._encode_chats(drafts)]
+        encoded = iter(self._encode([text for pair in drafts for text in (pair.prompt, pair.response)]))
+        end = self._tokenizer.eos_token_id
+        return [
+            _example([*asked, *answered, end], np.arange(len(asked) + len(answered) + 1) >= len(asked))
+            for asked, answered in zip(encoded, encoded)
+        ]
 
-    def _chat(self, messages: list[Message]) -> Example:
+    def _chat(self, messages: list[Message]) -> Chat:
         """The chat as the template renders it; an assistant's part is what the rendering gains by its message."""
         text = self._rendered(messages)
         spans = []
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
                 asked = self._rendered(messages[:number], add_generation_prompt=True)
-                answered = self._rendered(messages[: number + 1])
+                answered = text if number + 1 == len(messages) else self._rendered(messages[: number + 1])
                 if not (text.startswith(answered) and answered.startswith(asked)):
                     raise BadRecordError(
                         "the chat template renders a message in another way when others follow it, so that what the "
                         "assistant says cannot be told apart"
                     )
                 spans.append((len(asked), len(answered)))
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        begins, ends = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
-        learnt = np.zeros(len(begins), dtype=bool)
-        for begin, end in spans:
-            learnt |= (begins >= begin) & (ends <= end) & (begins < end)
-        return _shifted(np.array(encoded["input_ids"], dtype=np.int64), learnt)
+        return Chat(text, spans)
 
     def _rendered(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         try:
@@ -112,11 +127,37 @@ class ConversationEncoder:
         return str(text)
 
 
-def _shifted(ids: np.ndarray, learnt: np.ndarray) -> Example:
-    """n tokens take n - 1 places: the first is only read, the last only predicted."""
-    if not learnt[1:].any():
-        raise BadRecordError("its response is no token: there is nothing to learn")
-    return Example(ids[:-1], np.where(learnt[1:], ids[1:], IGNORED_LABEL))
+class ChatEncoder:
+    """Ids of rendered chats, whose special tokens are the template's, and which of them the assistant says."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        if not tokenizer.is_fast:
+            raise DataError("data.tokenizer: a chat template needs a fast tokenizer, which knows where a token stands")
+        self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, as `FastEncoder` has it
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def __call__(self, chats: list[Chat]) -> Iterator[tuple[list[int], np.ndarray]]:
+        """For each chat its ids, and for each of these whether it is learnt."""
+        encodings = self._tokenizer.encode_batch([chat.text for chat in chats], add_special_tokens=False)
+        for chat, encoding in zip(chats, encodings):
+            begins, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+            learnt = np.zeros(len(begins), dtype=bool)
+            for begin, end in chat.spans:
+                learnt |= (begins >= begin) & (ends <= end) & (begins < end)
+            yield encoding.ids, learnt
+
+
+def _example(ids: Sequence[int], learnt: np.ndarray) -> Example | BadRecordError:
+    """n tokens take n - 1 places: the first is only read, the last only predicted.
+
+    What follows the last that is learnt teaches nothing, and is left out: a cut from the left never leaves that alone.
+    """
+    places = np.flatnonzero(learnt[1:]) + 1
+    if not len(places):
+        return BadRecordError("its response is no token: there is nothing to learn")
+    kept = np.array(ids[: places[-1] + 1], dtype=np.int64)
+    return Example(kept[:-1], np.where(learnt[1 : len(kept)], kept[1:], IGNORED_LABEL))
 
 
 def _messages(value: Any) -> list[Message]:

@@ -15,6 +15,7 @@ import tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from gooseslo.data.cache_folder import find_or_make, folder_of
+from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import choose_dtype, write_index
 from gooseslo.data.indexed.names import bin_path, idx_path
 from gooseslo.data.indexed.readers import open_indexed
@@ -26,7 +27,7 @@ from gooseslo.data.text.text_files import identity_of
 from gooseslo.data.tokenizers.tokenizer import choose_tokenizer, fingerprint, rendering, table_size
 from gooseslo.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,8 @@ class PreparedExamples:
             pad_id=self.pad_id,
             packing=self.packing,
             label_at_end=bool(self.label_names),
+            cache=IndexCache(self.folder / "index"),
+            facts=[split, self.content],
         )
 
 
@@ -126,14 +129,15 @@ def _write_split(
 ) -> None:
     ids, labels, sizes = folder / f"{split}-ids", folder / f"{split}-labels", array("i")
     with bin_path(ids).open("wb") as ids_file, bin_path(labels).open("wb") as labels_file:
-        for example in files.map(split, encoder):
+        for example in files.map_batches(split, encoder.draft, encoder.encode):
             sizes.append(len(example.input_ids))
             for values, kind, file in ((example.input_ids, dtype, ids_file), (example.labels, "<i4", labels_file)):
                 data = values.astype(kind).tobytes()
                 content.update(data)
                 file.write(data)
     if not sizes:
-        raise DataError(f"data.{split}: its files hold no record")
+        parts = ", ".join(f"start={s.start:g}, end={s.end:g} of {s.path}" for s in files.sources[split])
+        raise DataError(f"data.{split}: there is no record in it\n  it is {parts}")
     write_index(idx_path(ids), dtype=dtype, sizes=np.frombuffer(sizes, dtype=np.int32))
     write_index(idx_path(labels), dtype=np.dtype("<i4"), sizes=np.frombuffer(sizes, dtype=np.int32))
 

@@ -42,7 +42,7 @@ def record_text(line: str, text_key: str, *, option: str) -> str:
     `text_key` may be nested: "data.body" is the key "body" of the object "data", where there is no key "data.body".
     `option` is what the user would set to name another key.
     """
-    return checked_text(_find(read_json(line), text_key, option), text_key)
+    return checked_text(find_key(read_json(line), text_key, f"set {option}=KEY"), text_key)
 
 
 def read_object(line: str) -> dict[str, Any]:
@@ -74,22 +74,23 @@ def checked_text(value: Any, name: str) -> str:
     return value
 
 
-def _find(record: Any, text_key: str, option: str) -> Any:
+def find_key(record: Any, key: str, way_out: str) -> Any:
+    """The value of a key, which may be nested, as `record_text` says; BadRecordError where there is none."""
     if not isinstance(record, dict):
         raise BadRecordError(f"a record is an object, this is {_json_kind(record)}")
-    if text_key in record:
-        return record[text_key]
+    if key in record:
+        return record[key]
     value: Any = record
-    parts = text_key.split(".")
+    parts = key.split(".")
     for depth, part in enumerate(parts):
         place = ".".join(parts[:depth])
         if not isinstance(value, dict):
-            raise BadRecordError(f"no key {text_key!r}: {place!r} is {_json_kind(value)}", f"set {option}=KEY")
+            raise BadRecordError(f"no key {key!r}: {place!r} is {_json_kind(value)}", way_out)
         if part not in value:
             more = f", and {len(value) - _KEYS_SHOWN} more" if len(value) > _KEYS_SHOWN else ""
             keys = ", ".join(list(value)[:_KEYS_SHOWN]) + more or "none"
             where = f" of {place!r}" if place else ""
-            raise BadRecordError(f"no key {text_key!r}; keys{where}: {keys}", f"set {option}=KEY")
+            raise BadRecordError(f"no key {key!r}; keys{where}: {keys}", way_out)
         value = value[part]
     return value
 

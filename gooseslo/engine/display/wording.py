@@ -43,8 +43,11 @@ def skipped(record: Record) -> str:
 
 def evaluation(record: Record) -> str:
     """An eval record."""
-    loss, perplexity = number(record["loss"], ".4f"), number(record["perplexity"], ",.2f")
-    return f"step {record['step']}: {record['split']} loss {loss}, perplexity {perplexity}"
+    if "accuracy" in record:
+        quality = f"accuracy {record['accuracy']:.2%}"
+    else:
+        quality = f"perplexity {number(record['perplexity'], ',.2f')}"
+    return f"step {record['step']}: {record['split']} {loss_of(record)}, {quality}"
 
 
 def save(record: Record) -> str:
