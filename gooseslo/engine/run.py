@@ -81,7 +81,9 @@ def train(
         folder.close()
     if job.logging.progress:
         seconds = (datetime.datetime.now() - now).total_seconds()
-        console.write(summary(folder.path, resume=go_on(), seconds=seconds))
+        reached = find_latest(folder.path)
+        is_over = reached is not None and is_finished(job, reached)
+        console.write(summary(folder.path, resume=None if is_over else go_on(), seconds=seconds))
     return 0
 
 

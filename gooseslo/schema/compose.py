@@ -187,9 +187,12 @@ def _unknown(assignment: Assignment, keys: dict[str, Any], further: list[str]) -
         return assignment.fault("is not a key but a section", f"its keys: {listed(below)}")
     if further and (owners := owning_options(key)):
         way_out = f"choose it beside the key: {owners[0]} {key}=..."
-        return assignment.fault(f"only {' and '.join(owners)} has this key", way_out)
+        only = f"only {owners[0]} has" if len(owners) == 1 else f"only {', '.join(owners[:-1])} and {owners[-1]} have"
+        return assignment.fault(f"{only} this key", way_out)
     closest = nearest(key, [*keys, *further])
     if closest is not None:
         return assignment.fault("no such key", f"nearest: {closest}")
-    known = dict.fromkeys(name.split(".")[0] for name in [*keys, *further])
+    group = key.split(".")[0]
+    beside = [name for name in [*keys, *further] if name.startswith(f"{group}.")]
+    known = dict.fromkeys(beside or [name.split(".")[0] for name in [*keys, *further]])
     return assignment.fault("no such key", f"known: {listed(known)}")

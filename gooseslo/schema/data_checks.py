@@ -15,6 +15,7 @@ from gooseslo.schema.data_groups import (
     StdlibDataConfig,
     TextDataConfig,
 )
+from gooseslo.schema.keys import nearest
 from gooseslo.schema.quoting import shortened
 
 SPLITS = ("train", "valid", "test")
@@ -49,18 +50,24 @@ def _check_paths(key: str, value: Any, fields: tuple[str, ...]) -> Iterator[Faul
         return
     shown = shortened(value)
     if value in ("", []):
-        yield Fault(key=key, value=shown, rule="names no file")
+        yield Fault(key=key, value=shown, rule="names no file", way_out=f"{key}=null for none")
         return
-    for item in value if isinstance(value, list) else [value]:
+    for index, item in enumerate(value if isinstance(value, list) else [value]):
+        name = f"{key}[{index}]" if isinstance(value, list) else key
         path = item.get("path") if isinstance(item, Mapping) else item
-        if isinstance(item, Mapping) and (unknown := set(item) - set(fields)):
-            rule = f"has no field {', '.join(sorted(map(str, unknown)))}"
-            yield Fault(key=key, value=shown, rule=rule, way_out=f"fields: {', '.join(fields)}")
+        if isinstance(item, Mapping) and (unknown := sorted(set(map(str, item)) - set(fields))):
+            closest = nearest(unknown[0], fields)
+            way_out = f"fields: {', '.join(fields)}" if closest is None else f"nearest: {closest}"
+            yield Fault(key=name, value=shortened(item), rule=f"has no field {', '.join(unknown)}", way_out=way_out)
+            return
+        if isinstance(item, Mapping) and path is None:
+            yield Fault(key=name, value=shortened(item), rule="has no path", way_out="{path: NAME, ...}")
             return
         if not isinstance(path, str) or not path:
-            rule = f"{path!r} is not a path"
             way_out = "a name that looks like a number needs quotes of its own: \"['2024_01']\""
-            yield Fault(key=key, value=shown, rule=rule, way_out=way_out)
+            if isinstance(path, float) and "weight" in fields:
+                way_out = f"a weight stands beside its path: '{key}=[{{path: NAME, weight: {path}}}, ...]'"
+            yield Fault(key=name, value=shortened(path), rule="is not a path", way_out=way_out)
             return
 
 

@@ -52,9 +52,20 @@ def as_argument(key: str, text: str) -> str:
     return f"{key}={quote(text) if ambiguous else text}"
 
 
+def as_typed(value: object) -> str:
+    """A value as the command line has it: null, true, [a, b], {path: a, weight: 0.5}."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_typed, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {as_typed(item)}' for key, item in value.items())}}}"
+    return str(value)
+
+
 def shortened(value: object, limit: int = 60) -> str:
-    """The value on one line of at most `limit` characters, for messages."""
-    text = str(value)
+    """The value on one line of at most `limit` characters, for messages, as it would be typed."""
+    text = as_typed(value)
     if not text.isprintable():
         text = repr(text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

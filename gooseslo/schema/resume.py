@@ -48,10 +48,27 @@ def check_resume(old: Mapping[str, Any], new: TrainJob) -> list[Fault]:
         rule = f"the run has {shortened(was)}, and a continued run cannot change it"
         typed = shortened(was, 300 if key in WHOLE else 60)
         way_out = f"give {key}={typed}, or start another run with run.name=NAME"
+        if key.startswith("data.") and isinstance(was, list) and isinstance(value, list):
+            place, was, value = _first_difference(key, was, value)
+            rule = f"the run has {shortened(was)}, and a continued run cannot change it"
+            way_out = f"give {key} as it was (config.yaml of the run has it), or start another run with run.name=NAME"
+            faults.append(Fault(key=place, value=shortened(value), rule=rule, way_out=way_out))
+            continue
         if key == "train.steps" and isinstance(new.lr_schedule, ConstantScheduleConfig):
             rule = f"the run has {was}; the horizon may grow, not shrink"
         faults.append(Fault(key=key, value="null" if value is None else shortened(value), rule=rule, way_out=way_out))
     return faults
+
+
+def _first_difference(key: str, was: Any, value: Any) -> tuple[str, Any, Any]:
+    """Where two values differ: its key, and what is there in either."""
+    if isinstance(was, list) and isinstance(value, list) and len(was) == len(value):
+        index = next(index for index, (old, new) in enumerate(zip(was, value)) if old != new)
+        return _first_difference(f"{key}[{index}]", was[index], value[index])
+    if isinstance(was, Mapping) and isinstance(value, Mapping):
+        name = next(name for name in {**was, **value} if was.get(name) != value.get(name))
+        return _first_difference(f"{key}.{name}", was.get(name), value.get(name))
+    return key, was, value
 
 
 def _may_grow(was: Any, value: Any, new: TrainJob) -> bool:

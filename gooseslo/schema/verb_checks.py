@@ -63,8 +63,14 @@ def check_preprocess(job: PreprocessJob) -> list[Fault]:
 def _check_input(job: PreprocessJob) -> list[Fault]:
     faults = _check_prefix(job.output)
     if (job.tokenizer is None) == (job.train_tokenizer is None):
-        rule = "or train_tokenizer is required" if job.tokenizer is None else "and train_tokenizer exclude each other"
-        faults.append(Fault(key="tokenizer", rule=rule, way_out="tokenizer=NAME_OR_FOLDER, or train_tokenizer=ENTRIES"))
+        rule = "one of the two is required" if job.tokenizer is None else "exclude each other"
+        faults.append(
+            Fault(
+                key="tokenizer, train_tokenizer",
+                rule=rule,
+                way_out="tokenizer=NAME_OR_FOLDER, or train_tokenizer=ENTRIES",
+            )
+        )
     if job.eod_token is not None and not job.append_eod:
         way_out = "append_eod=true, or leave it out"
         faults.append(

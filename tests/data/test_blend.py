@@ -181,3 +181,8 @@ def test_an_empty_set_may_not_have_a_weight():
     with pytest.raises(DataError, match=r"datasets\[1\]"):
         DatasetBlender([Numbered(0, 3), Numbered(1, 0)], [1, 1])
     assert list(DatasetBlender([Numbered(0, 3), Numbered(1, 0)])) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_name_is_no_data_set():
+    with pytest.raises(DataError, match=r"datasets\[1\]='data/b': a name"):
+        DatasetBlender([range(3), "data/b"])

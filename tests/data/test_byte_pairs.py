@@ -197,6 +197,17 @@ def test_tokens_outside_the_merges(plain: bool) -> None:
     assert_equal(encoder, FastEncoder(content, plain=plain), texts)
 
 
+@pytest.mark.parametrize("content", ["\u00e9", "e\u0301"])
+def test_a_token_that_is_looked_for_in_the_composed_text(content: str) -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
+    tokenizer.add_tokens([AddedToken(content, normalized=True)])
+    described = tokenizer.to_str()
+    exact = FastEncoder(described, plain=True)
+    texts = ["goose e\u0301 honk", "goose \u00e9 honk", "pondh\u00e9", "pondhe\u0301"]
+    assert any(tokenizer.token_to_id(content) in ids for ids in exact(texts))
+    assert_equal(BytePairEncoder(byte_pairs(described, plain=True), described, plain=True), exact, texts)
+
+
 def changed(change: Callable[[Tokenizer], object]) -> str:
     tokenizer = Tokenizer.from_str(tokenizer_json("gpt2"))
     change(tokenizer)

@@ -162,3 +162,12 @@ def test_hugging_faces_loss_is_the_trainers(tmp_path, architecture):
         shifted_inside = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
     assert abs(output.loss.item() - expected.item()) < 1e-6
     assert abs(shifted_inside.item() - expected.item()) > 1e-4
+
+
+@pytest.mark.parametrize("length", [0, -1, 16.5, True])
+def test_a_length_that_is_none(tmp_path, length):
+    write_prefix(tmp_path / "a", numbered(SIZES))
+    with pytest.raises(DataError, match="max_seq_length"):
+        DatasetForCausalLM(tmp_path / "a", length)
+    with pytest.raises(DataError, match="readers: mmap, lazy, cached"):
+        DatasetForCausalLM(tmp_path / "a", 2, binarization_impl="foo")

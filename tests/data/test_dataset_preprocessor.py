@@ -9,6 +9,7 @@ import pytest
 from preprocess_cases import Bench, word_tokenizer, write_jsonl
 from test_indexed_files import independent_read
 
+import gooseslo.data
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.preprocess.preprocessor import DatasetPreprocessor
 from gooseslo.errors import DataError, GooseError
@@ -106,3 +107,15 @@ def test_a_plain_script_needs_no_guard_for_its_main_module(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert independent_read(tmp_path / "out")[0] == [[3, 0], [4, 0]]
+
+
+def test_a_name_is_no_tokenizer_and_no_texts(tmp_path):
+    with pytest.raises(DataError, match="from_pretrained"):
+        DatasetPreprocessor("data/a.tokenizer")
+    with pytest.raises(DataError, match="iterable of texts, not NoneType"):
+        DatasetPreprocessor(word_tokenizer()).preprocess(None, save_file_name=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_public_classes_are_listed():
+    assert "DatasetPreprocessor" in dir(gooseslo.data)

@@ -132,7 +132,9 @@ def test_a_chats_tokens_are_those_of_the_tokenizers_own_call():
 def test_a_batch_is_one_call_of_the_tokenizer(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        FastEncoder, "__call__", lambda self, texts: calls.append(len(texts)) or [[4] for text in texts]
+        FastEncoder,
+        "__call__",
+        lambda self, texts, continued=False: calls.append(len(texts)) or [[4] for text in texts],
     )
     made = InstructionTask().encoder(tokenizer(), [])
     made.encode([made.draft(record) for record in some_records(7)])

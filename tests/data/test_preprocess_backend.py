@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 from preprocess_cases import Bench, write_jsonl
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from gooseslo.data.preprocess import work
+from gooseslo.data.preprocess import chunks, work
 from gooseslo.data.preprocess.encoding import Encoding
+from gooseslo.data.preprocess.inputs import find_sources
 from gooseslo.data.tokenizers.fast_encoder import FastEncoder
 from gooseslo.data.tokenizers.tokenizer import train_tokenizer
 from gooseslo.errors import DataError
@@ -70,9 +72,9 @@ def test_a_long_record_is_encoded_in_parts(bench, monkeypatch, backend):
     task = encoding.task("text")
     longest, encode = [], task.make_encoder()
 
-    def encoder(texts):
+    def encoder(texts, *, continued=False):
         longest.append(max(map(len, texts)))
-        return encode(texts)
+        return encode(texts, continued=continued)
 
     encoded = work.encode_chunk(work.Chunk(kind="values", content=texts, first_line=1, num_lines=6), task, encoder)
     assert max(longest) == 200 and encoded.num_empty == 1
@@ -82,3 +84,31 @@ def test_a_long_record_is_encoded_in_parts(bench, monkeypatch, backend):
     assert [ids[end - 1] for end in ends] == [0] * 5
     assert [tokenizer.decode(document) for document in documents] == [text for text in texts if text]
     assert documents[0] == FastEncoder(task.tokenizer, plain=True)(texts[:1])[0]
+
+
+PREFIXED = {
+    "byte-level": (None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "metaspace": (None, pre_tokenizers.Metaspace(prepend_scheme="first")),
+    "prepend": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+    "sequence": (normalizers.Prepend(" "), pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)])),
+}
+
+
+@pytest.mark.parametrize("kind", PREFIXED)
+@pytest.mark.parametrize("whole_files", [False, True])
+def test_a_prefix_is_put_before_a_document_and_not_before_its_parts(tmp_path, monkeypatch, kind, whole_files):
+    monkeypatch.setattr(work, "_PART_CHARACTERS", 1 << 20 if whole_files else 100)
+    monkeypatch.setattr(chunks, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(chunks, "_LARGEST_PIECE_BYTES", 125)
+    text = "the goose honks " * 50 + "end"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer, tokenizer.pre_tokenizer = PREFIXED[kind]
+    tokenizer.train_from_iterator(text.split(), trainers.BpeTrainer(vocab_size=80, show_progress=False))
+    task = work.Task(tokenizer=tokenizer.to_str(), plain=True, dtype="<u2", eod_token_id=None)
+    (tmp_path / "text.txt").write_text(text)
+    sources = find_sources("text.txt", base_dir=tmp_path)
+    pieces = list(chunks.read_chunks(sources, chunks.ReadOptions(whole_files=whole_files), chunks.Position()))
+    assert len(pieces) > 1 or not whole_files
+    encoder = task.make_encoder()
+    tokens = b"".join(work.encode_chunk(piece.chunk, task, encoder).tokens for piece in pieces)
+    assert np.frombuffer(tokens, "<u2").tolist() == tokenizer.encode(text, add_special_tokens=False).ids

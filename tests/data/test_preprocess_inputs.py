@@ -235,3 +235,9 @@ def test_rows_of_large_texts_come_few_at_a_time(folder, kind):
     batches = [values for values, _ in column_batches(source, "text", skip_rows=3, batch_rows=1024)]
     assert [value for values in batches for value in values] == table["text"].to_pylist()[3:]
     assert max(map(len, batches)) <= 6
+
+
+def test_standard_input_that_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(DataError, match="input: -: standard input is closed"):
+        find_sources("-", base_dir=tmp_path)

@@ -62,7 +62,7 @@ def test_it_tells_what_the_run_came_to(tmp_path, complete):
         "time": "1m15s, 12,346 tokens/s",
         "loss": "9.0000 at step 1, 7.5000 at step 3",
         "best": "step 2: valid loss 7.0000, perplexity 1,096.63",
-        "resume": "gooseslo train",
+        "checkpoint": "nothing was saved: this run cannot be gone on with",
     }
     save(run, 3)
     lines = summary(run, resume="gooseslo train", seconds=75.0).splitlines()
@@ -71,6 +71,8 @@ def test_it_tells_what_the_run_came_to(tmp_path, complete):
         "resume      gooseslo train",
         f"merge       gooseslo merge-checkpoint input={run} output={run}/merged",
     ]
+    over = summary(run, resume=None, seconds=75.0)
+    assert "resume" not in over and "merge" in over, "a run at its end is not gone on with"
 
 
 def test_numbers_that_are_not_finite_are_said_so(tmp_path, complete):
@@ -82,7 +84,8 @@ def test_numbers_that_are_not_finite_are_said_so(tmp_path, complete):
 
 
 def test_a_run_without_a_step_has_nothing_to_tell(tmp_path, complete):
-    assert [line.split()[0] for line in summary(tmp_path, resume="r", seconds=1.0).splitlines()] == ["run", "resume"]
+    lines = summary(tmp_path, resume="r", seconds=1.0).splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "checkpoint"] and "nothing was saved" in lines[1]
 
 
 @pytest.mark.parametrize("name", NAMES)

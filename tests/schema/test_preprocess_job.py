@@ -44,8 +44,8 @@ def test_what_would_be_ignored_is_refused(job, given, tmp_path, monkeypatch):
     [
         ([], "input: is required"),
         (["input=a", "merge=[a,b]", "output=c"], "input: and merge|input and merge are given"),
-        (["input=a.txt", "output=a"], "tokenizer: or train_tokenizer is required"),
-        ([*INPUT, "train_tokenizer=300"], "tokenizer: and train_tokenizer exclude each other"),
+        (["input=a.txt", "output=a"], "tokenizer, train_tokenizer: one of the two is required"),
+        ([*INPUT, "train_tokenizer=300"], "tokenizer, train_tokenizer: exclude each other"),
         (["input=a.txt", "tokenizer=t"], "output: is required"),
         ([*INPUT, "eod_token=x", "append_eod=false"], "eod_token=x: is of no use with append_eod=false"),
         (["input=-", "output=a", "tokenizer=t", "resume=true"], "resume=true: standard input cannot be read again"),

@@ -89,3 +89,14 @@ def test_how_data_is_read_may_change():
     new = compose_train(["data=indexed", "data.train=a", "data.workers=3", "data.reader=lazy"])
     assert not check_resume(old, new)
     assert [fault.key for fault in check_resume(old, compose_train(["data=indexed", "data.train=b"]))] == ["data.train"]
+
+
+def test_of_a_list_the_item_that_differs_is_named():
+    parts = "data.train=[{path: a, weight: 0.7, end: 0.9}, {path: b, weight: 0.3}]"
+    old = yaml.safe_load(dump_yaml(compose_train(["data=indexed", parts])))
+    [fault] = check_resume(old, compose_train(["data=indexed", parts.replace("0.3", "0.4")]))
+    assert str(fault).startswith("data.train[1].weight=0.4: the run has 0.3, and a continued run cannot change it")
+    [fault] = check_resume(old, compose_train(["data=indexed", "data.train=[{path: a, weight: 1}]"]))
+    assert str(fault).startswith("data.train=[{path: a, weight: 1}]: the run has [{path: a, weight: 0.7, end: 0.9}, ")
+    [fault] = check_resume(old, compose_train(["data=indexed", parts, "data.reset_at_document=true"]))
+    assert "reset_at_document=true: the run has false" in str(fault) and "reset_at_document=false" in str(fault)

@@ -54,6 +54,8 @@ class DatasetForCausalLM:
         seed: int = 0,
         reset_at_document: bool = False,
     ):
+        if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 1:
+            raise DataError(f"max_seq_length={max_seq_length}: must be a whole number of at least 1")
         self.reset_at_document = reset_at_document
         self.prefix = Path(data_name)
         self.sequence_length, self.split_type, self.seed = max_seq_length, split_type, seed

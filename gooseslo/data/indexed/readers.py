@@ -159,4 +159,6 @@ READERS: dict[str, type[IndexedReader]] = {"mmap": MmapReader, "lazy": LazyReade
 
 def open_indexed(prefix: Path | str, reader: str = "mmap") -> IndexedReader:
     """Open PREFIX.bin and PREFIX.idx by one of READERS; DataError where they are not there, not whole or foreign."""
+    if reader not in READERS:
+        raise DataError(f"reader {reader}: no such reader\n  readers: {', '.join(READERS)}")
     return READERS[reader](Path(prefix))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ class DatasetBlender:
 
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float] | None = None):
         self.datasets = list(datasets)
+        for index, dataset in enumerate(self.datasets):
+            if isinstance(dataset, str | Path):
+                raise DataError(
+                    f"datasets[{index}]={str(dataset)!r}: a name, no data set\n  open it: DatasetForCausalLM"
+                )
         self.sizes = [len(dataset) for dataset in self.datasets]
         self.turns = Turns(self.sizes if weights is None else weights)
         if len(self.turns.shares) != len(self.datasets):

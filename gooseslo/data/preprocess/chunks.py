@@ -141,11 +141,12 @@ def _cut(block: bytes, begin: int, chunk_size: int) -> tuple[int, int]:
 
 def _pieces(stream: Stream, source: Source, start: Position) -> Iterator[Placed]:
     """The document that the file is, cut wherever it is large; a blank file is none."""
-    held, line, has_text = bytearray(), 1, False
+    held, line, has_text, begins = bytearray(), 1, False, True
 
     def piece(content: bytes, *, ends_document: bool) -> Placed:
         num_lines = max(1, content.count(b"\n"))
-        chunk = Chunk(kind="piece", content=content, first_line=line, num_lines=num_lines, ends_document=ends_document)
+        place = {"first_line": line, "num_lines": num_lines}
+        chunk = Chunk(kind="piece", content=content, **place, begins_document=begins, ends_document=ends_document)
         after = Position(source=start.source + 1)
         return Placed(chunk, source=start.source, name=source.name, end=after, consumed=stream.consumed)
 
@@ -157,6 +158,7 @@ def _pieces(stream: Stream, source: Source, start: Position) -> Iterator[Placed]
         while has_text and (end := _piece_end(held)):
             content = bytes(held[:end])
             yield piece(content, ends_document=False)
+            begins = False
             line += content.count(b"\n")
             del held[:end]
     if has_text:

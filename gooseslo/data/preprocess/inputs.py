@@ -222,6 +222,8 @@ def _source(name: str, base_dir: Path, file_format: str | None) -> Source:
 
 def _standard_input(file_format: str | None) -> Source:
     """It has no ending: its first bytes say how it is compressed, and a `{` that it holds records."""
+    if sys.stdin is None:  # as after `<&-`
+        raise DataError(f"{STANDARD_INPUT}: standard input is closed")
     start = sys.stdin.buffer.peek(1)  # type: ignore[union-attr]  # waits for the first bytes, and leaves them
     if not start:
         raise DataError(f"{STANDARD_INPUT}: standard input is empty")

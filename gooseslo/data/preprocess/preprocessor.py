@@ -45,6 +45,9 @@ class DatasetPreprocessor:
         workers: int | None = None,
     ):
         """`workers`: processes; None: one a core. DataError if documents are to end with a token that there is not."""
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            rule = f"tokenizer: a tokenizer of transformers is wanted, not {type(tokenizer).__name__}"
+            raise DataError(f"{rule}\n  load it: AutoTokenizer.from_pretrained(NAME_OR_FOLDER)")
         if binarization_impl not in READERS:
             raise DataError(f"binarization_impl={binarization_impl}: no such reader\n  readers: {', '.join(READERS)}")
         if chunk_size < 1:
@@ -128,8 +131,9 @@ class DatasetPreprocessor:
 
 
 def _documents(texts: Iterable[str]) -> Iterator[str]:
-    if isinstance(texts, str):
-        raise DataError("preprocess wants an iterable of texts, not one text: open(FILE), or a list")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        what = "one text" if isinstance(texts, str) else type(texts).__name__
+        raise DataError(f"preprocess wants an iterable of texts, not {what}: open(FILE), or a list")
     if not isinstance(texts, io.TextIOBase):
         yield from texts
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import array
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from gooseslo.data.text.records import BadRecordError, checked_text, decode, record_text
 from gooseslo.data.tokenizers.byte_pairs import BytePairs
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ids = Union[list[int], "np.ndarray"]
-Encoder = Callable[[list[str]], Sequence[Ids]]
 TYPE_CODES = {"<u2": "H", "<i4": "i"}
 """Token type -> code of the array module."""
 _PART_CHARACTERS = 1 << 20
 _BETWEEN_WORDS = re.compile(r"\S (?=[^\W\d_])")
+
+
+class Encoder(Protocol):
+    def __call__(self, texts: list[str], *, continued: bool = False) -> Sequence[Ids]:
+        """Ids of each text; with `continued` of later parts of texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +65,9 @@ class Chunk:
     first_line: int
     """Number of its first line, or row, from 1."""
     num_lines: int
+    begins_document: bool = True
     ends_document: bool = True
-    """Of a piece."""
+    """Both of a piece."""
 
     @property
     def unit(self) -> str:
@@ -107,7 +112,7 @@ def encode_chunk(chunk: Chunk, task: Task, encoder: Encoder) -> Encoded:
     if task.eod_token_id is not None and chunk.kind != "piece":
         eod.append(task.eod_token_id)
     num_empty = 0
-    for parts in _in_parts(texts, encoder):
+    for parts in _in_parts(texts, encoder, continued=not chunk.begins_document):
         length = sum(_append(tokens, ids) for ids in parts)
         if not length:
             num_empty += 1
@@ -123,13 +128,14 @@ def encode_chunk(chunk: Chunk, task: Task, encoder: Encoder) -> Encoded:
     )
 
 
-def _in_parts(texts: list[str], encoder: Encoder) -> Iterator[Iterable[Ids]]:
+def _in_parts(texts: list[str], encoder: Encoder, *, continued: bool) -> Iterator[Iterable[Ids]]:
     """For each text its ids, of all at once or, of long ones, part by part."""
     if all(len(text) <= _PART_CHARACTERS for text in texts):
-        yield from ([ids] for ids in encoder(texts))
+        yield from ([ids] for ids in encoder(texts, continued=continued))
     else:
         for text in texts:
-            yield (encoder([part])[0] for part in parts_of(text))
+            parts = enumerate(parts_of(text))
+            yield (encoder([part], continued=continued or number > 0)[0] for number, part in parts)
 
 
 def parts_of(text: str) -> Iterator[str]:

@@ -26,16 +26,16 @@ class BytePairEncoder:
         self._tokenizer: FastEncoder | None = None
         self._avoided = re.compile("|".join(map(re.escape, pairs.avoided))) if pairs.avoided else None
 
-    def __call__(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text: 32 bits, unsigned."""
+    def __call__(self, texts: list[str], *, continued: bool = False) -> list[np.ndarray]:
+        """Ids of each text: 32 bits, unsigned. `continued` makes no difference: nothing is put before a text."""
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray:
-        if not (may_be_new(text) or self._spells_avoided(text)):
-            if self._composes and not text.isascii():
-                text = unicodedata.normalize("NFC", text)
+        # An added token may be looked for in the text as it is, or as it is composed.
+        composed = unicodedata.normalize("NFC", text) if self._composes and not text.isascii() else text
+        if not (may_be_new(text) or self._spells_avoided(text) or self._spells_avoided(composed)):
             try:
-                ranks = self._encoding.encode_to_numpy(text, disallowed_special=())
+                ranks = self._encoding.encode_to_numpy(composed, disallowed_special=())
             except ValueError:  # a run of millions of spaces is too much for its patterns
                 pass
             else:

@@ -14,6 +14,7 @@ library and none to the other, and are left to the tokenizer itself.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def byte_pairs(tokenizer_json: str, *, plain: bool) -> BytePairs:
         tokens=tuple(token for token, _ in ranked),
         ids=tuple(token_id for _, token_id in ranked),
         composes=normalizer is not None,
-        avoided=tuple(sorted(added)),
+        avoided=tuple(sorted({*added, *(unicodedata.normalize("NFC", content) for content in added)})),
     )
 
 

@@ -21,10 +21,10 @@ _OF_THIS_START = ("run.name", "run.dir", "train.stop_after", "checkpoint.resume"
 """Keys that say where a start of the run begins, ends and lies: the next one differs in them."""
 
 
-def summary(run_dir: Path, *, resume: str, seconds: float) -> str:
+def summary(run_dir: Path, *, resume: str | None, seconds: float) -> str:
     """The run's numbers so far, its newest checkpoint, and the commands to go on with it and to merge it.
 
-    `resume` is the command that continues the run; `seconds` is what this start of it took.
+    `resume` is the command that continues the run, None for one at its end; `seconds` is what this start of it took.
     """
     records = read_metrics(run_dir / METRICS)
     steps = [record for record in records if record["kind"] == "train"]
@@ -35,7 +35,10 @@ def summary(run_dir: Path, *, resume: str, seconds: float) -> str:
     latest = find_latest(run_dir)
     if latest is not None:
         rows.append(("checkpoint", str(latest)))
-    rows.append(("resume", resume))
+    if latest is None:
+        rows.append(("checkpoint", "nothing was saved: this run cannot be gone on with"))
+    elif resume is not None:
+        rows.append(("resume", resume))
     if latest is not None:
         rows.append(("merge", merge_command(run_dir, latest)))
     return "".join(f"{label:<{_LABEL_WIDTH}} {text}\n" for label, text in rows)
