@@ -82,7 +82,7 @@ def train(
     if job.logging.progress:
         seconds = (datetime.datetime.now() - now).total_seconds()
         reached = find_latest(folder.path)
-        is_over = reached is not None and is_finished(job, reached)
+        is_over = reached is not None and int(read_state(reached)["step"]) >= job.train.steps
         console.write(summary(folder.path, resume=None if is_over else go_on(), seconds=seconds))
     return 0
 
