@@ -37,7 +37,7 @@ def test_samples_overlap_by_one_token_and_have_no_more_than_asked_for(tmp_path):
     """17 tokens in documents of 5, 4, 8: 4 samples of 4, from 0, 4, 8 and 12 of the stream."""
     prefix = write_prefix(tmp_path / "a", numbered(SIZES))
     dataset = DatasetForCausalLM(str(prefix), 4)
-    assert len(dataset) == 4
+    assert len(dataset) == len(DatasetForCausalLM(f"{prefix}.bin", 4)) == 4
     assert [len(DatasetForCausalLM(prefix, length)) for length in (8, 16)] == [2, 1]
     stream = np.concatenate([dataset.tokens(0)[:1], predicted(dataset, 0)[0]])
     assert sorted(stream) == list(range(17))

@@ -152,6 +152,7 @@ def test_a_batch_is_one_call_of_the_tokenizer(monkeypatch):
         (CHAT, {"messages": []}, "is not a list of messages"),
         (CHAT, {"messages": ["goose"]}, r"messages\[0\] is not an object"),
         (CHAT, {"messages": [{"role": "user", "content": "goose"}]}, "the assistant says nothing"),
+        (CHAT, {"messages": [{"role": "assistent", "content": "goose"}]}, "the roles there are: assistent"),
         ("{{ raise_exception('roles') }}", {"prompt": "goose", "response": "x"}, "does not take the chat: roles"),
         ("{{ messages | length }}", {"prompt": "goose", "response": "x"}, "cannot be told apart"),
     ],

@@ -220,6 +220,7 @@ def shown(bench, name, tokenizer=None):
 
 def test_inspect_shows_counts_and_text(bench):
     page = shown(bench, "a")
+    assert page == shown(bench, "a.bin") == shown(bench, "a.idx")
     assert "documents   2" in page and "tokens      5 of uint16" in page and "2 to 3 tokens, 2.5 on average" in page
     assert "'goose honk <eod>'" in page and "'pond <eod>'" in page and "t0, 10 entries" in page
 

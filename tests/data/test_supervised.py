@@ -128,6 +128,7 @@ def test_numbers_are_classes_from_zero(prepared):
     [
         (InstructionTask(), [PAIRS[0], {"prompt": "x"}], r"data\.train: .*train\.jsonl, line 2: no key 'response'"),
         (InstructionTask(), ["text"], "line 1: a record is an object, this is a text"),
+        (InstructionTask(), [["text"]], "this is a list\n  write each record on a line of its own"),
         (InstructionTask(), [{"prompt": "\ud800", "response": "x"}], "half of a surrogate pair"),
         (InstructionTask(response_key="answer"), PAIRS, r"no key 'answer'.*\n.*data\.response_key"),
         (ClassificationTask(), [{"text": "x"}], r"line 1: no key 'label'; keys: text\n.*data\.label_key"),
@@ -159,7 +160,8 @@ def test_what_only_its_tokens_show_is_said_of_the_right_line(prepared, where):
 
 
 def test_a_class_that_training_never_sees_is_refused(prepared):
-    with pytest.raises(DataError, match=r"data\.valid: .*line 1: 'label' is 'shy', which no record of the train split"):
+    words = r"data\.valid: .*line 1: 'label' is 'shy', which no record of the train split has\n  its classes: "
+    with pytest.raises(DataError, match=words):
         prepared(ClassificationTask(), TEXTS, valid=[{"text": "x", "label": "shy"}])
 
 

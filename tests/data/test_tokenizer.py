@@ -138,6 +138,17 @@ def test_neither_folder_nor_cached_name(tmp_path):
     assert "data.tokenizer=nobody/no-such-tokenizer" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("data/a", "nearest: data/a.tokenizer"), ("data/x.tokenizer", "no such folder"), ("./a", "no such folder")],
+)
+def test_a_folder_one_step_off(tmp_path, name, words):
+    (tmp_path / "data" / "a.tokenizer").mkdir(parents=True)
+    with pytest.raises(DataError, match=words) as caught:
+        load_tokenizer(name, base_dir=tmp_path)
+    assert "hf download" not in str(caught.value)
+
+
 def test_folder_without_a_tokenizer(tmp_path):
     (tmp_path / "tok").mkdir()
     with pytest.raises(DataError, match="no usable tokenizer"):

@@ -10,7 +10,7 @@ import torch
 
 from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import file_stamp
-from gooseslo.data.indexed.names import bin_path, cache_path, idx_path
+from gooseslo.data.indexed.names import bin_path, cache_path, idx_path, prefix_of
 from gooseslo.data.indexed.readers import open_indexed
 from gooseslo.data.order.sample import IGNORED_LABEL, Sample, cut_sample
 from gooseslo.data.text.packed import random_words
@@ -57,7 +57,7 @@ class DatasetForCausalLM:
         if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 1:
             raise DataError(f"max_seq_length={max_seq_length}: must be a whole number of at least 1")
         self.reset_at_document = reset_at_document
-        self.prefix = Path(data_name)
+        self.prefix = prefix_of(Path(data_name))
         self.sequence_length, self.split_type, self.seed = max_seq_length, split_type, seed
         if not 0 <= start_weight < end_weight <= 1:
             raise DataError(

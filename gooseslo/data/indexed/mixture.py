@@ -13,7 +13,7 @@ import numpy as np
 from gooseslo.data.indexed.causal_lm import DatasetForCausalLM, documents_between
 from gooseslo.data.indexed.index_cache import IndexCache
 from gooseslo.data.indexed.layout import IndexArrays, file_stamp, read_index
-from gooseslo.data.indexed.names import bin_path, cache_path
+from gooseslo.data.indexed.names import bin_path, cache_path, prefix_of
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.order.blend import DatasetBlender
 from gooseslo.data.text.corpus import SPLITS
@@ -52,10 +52,9 @@ def read_parts(value: Any, *, key: str, base_dir: Path) -> tuple[Part, ...]:
 
 def _read_part(item: Any, *, key: str, base_dir: Path) -> Part:
     fields = dict(item) if isinstance(item, Mapping) else {"path": item}
-    path = base_dir / fields.pop("path")
-    if path.suffix in (".bin", ".idx") and path.is_file():
-        path = path.with_suffix("")
-    return Part(key=key, prefix=path, **{name: float(number) for name, number in fields.items() if number is not None})
+    prefix = prefix_of(base_dir / fields.pop("path"))
+    numbers = {name: float(number) for name, number in fields.items() if number is not None}
+    return Part(key=key, prefix=prefix, **numbers)
 
 
 def open_split(

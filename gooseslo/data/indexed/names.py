@@ -46,6 +46,11 @@ def cache_path(prefix: Path) -> Path:
     return _named(prefix, _CACHE)
 
 
+def prefix_of(path: Path) -> Path:
+    """The prefix that is meant: PREFIX, or the name of one of its two files."""
+    return path.with_suffix("") if path.suffix in (_TOKENS, _INDEX) and path.is_file() else path
+
+
 def owner_of(path: Path) -> Path | None:
     """The prefix that a file or folder would belong to by its name; None if by no ending."""
     ending = next((ending for ending in sorted(_ENDINGS, key=len, reverse=True) if path.name.endswith(ending)), None)

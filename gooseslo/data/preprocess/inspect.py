@@ -8,6 +8,7 @@ from typing import TextIO
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from gooseslo.data.indexed.names import prefix_of
 from gooseslo.data.indexed.readers import IndexedReader
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.preprocess import encoding
@@ -20,7 +21,7 @@ _TOKENS_SHOWN = 120
 
 def inspect(name: str, *, tokenizer: str | None, base_dir: Path, out: TextIO) -> None:
     """Print what PREFIX holds; documents as ids where no tokenizer is known. DataError if it is not whole."""
-    prefix = base_dir / name
+    prefix = prefix_of(base_dir / name)
     reader, sidecar = open_prepared(prefix, key="inspect")
     decoder, unknown = _decoder(prefix, sidecar, tokenizer, base_dir)
     for label, value in _facts(reader, sidecar):

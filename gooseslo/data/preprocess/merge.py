@@ -12,7 +12,7 @@ from typing import TextIO
 import numpy as np
 
 from gooseslo.data.indexed.layout import write_joined_index
-from gooseslo.data.indexed.names import stored_name, tokenizer_path
+from gooseslo.data.indexed.names import prefix_of, stored_name, tokenizer_path
 from gooseslo.data.indexed.readers import IndexedReader, open_indexed
 from gooseslo.data.indexed.sidecar import Sidecar
 from gooseslo.data.preprocess.folder import WorkFolder, check_free, writing
@@ -61,7 +61,7 @@ def merge(names: Sequence[str], output: str, *, base_dir: Path, out: TextIO, err
 
 
 def _open(name: str, base_dir: Path) -> Part:
-    prefix = base_dir / name
+    prefix = prefix_of(base_dir / name)
     reader, sidecar = open_prepared(prefix, key="merge")
     return Part(name=name, prefix=prefix, reader=reader, sidecar=sidecar)
 

@@ -14,6 +14,7 @@ from gooseslo.data.text.records import BadRecordError, checked_text, find_key
 from gooseslo.data.tokenizers.tokenizer import DocumentEncoder
 from gooseslo.errors import DataError
 
+_CLASSES_SHOWN = 10
 _MOST_CLASSES = 1 << 16
 """A larger number is no class, but what stands in the wrong column."""
 
@@ -82,7 +83,9 @@ class ClassificationEncoder:
         """The text and the number of its class."""
         label = self._task.label(record)
         if str(label) not in self._numbers:
-            raise BadRecordError(f"{self._task.label_key!r} is {label!r}, which no record of the train split has")
+            rule = f"{self._task.label_key!r} is {label!r}, which no record of the train split has"
+            more = f", and {len(self._numbers) - _CLASSES_SHOWN} more" if len(self._numbers) > _CLASSES_SHOWN else ""
+            raise BadRecordError(rule, f"its classes: {', '.join(list(self._numbers)[:_CLASSES_SHOWN])}{more}")
         (text,) = self._task.texts(record)
         return text, self._numbers[str(label)]
 

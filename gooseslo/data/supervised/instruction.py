@@ -168,5 +168,7 @@ def _messages(value: Any) -> list[Message]:
             raise BadRecordError(f"{MESSAGES}[{number}] is not an object with the texts 'role' and 'content'")
         checked_text(message["content"], f"{MESSAGES}[{number}]")
     if not any(message["role"] == "assistant" and message["content"] for message in value):
-        raise BadRecordError(f"{MESSAGES!r}: the assistant says nothing, so there is nothing to learn")
+        roles = ", ".join(dict.fromkeys(message["role"] for message in value))
+        rule = f"{MESSAGES!r}: the assistant says nothing, so there is nothing to learn"
+        raise BadRecordError(rule, f"the roles there are: {roles}; what is learnt is that of 'assistant'")
     return value

@@ -49,7 +49,7 @@ def read_object(line: str) -> dict[str, Any]:
     """The object in a line of JSON."""
     record = read_json(line)
     if not isinstance(record, dict):
-        raise BadRecordError(f"a record is an object, this is {_json_kind(record)}")
+        raise _no_object(record)
     return record
 
 
@@ -77,7 +77,7 @@ def checked_text(value: Any, name: str) -> str:
 def find_key(record: Any, key: str, way_out: str) -> Any:
     """The value of a key, which may be nested, as `record_text` says; BadRecordError where there is none."""
     if not isinstance(record, dict):
-        raise BadRecordError(f"a record is an object, this is {_json_kind(record)}")
+        raise _no_object(record)
     if key in record:
         return record[key]
     value: Any = record
@@ -93,6 +93,11 @@ def find_key(record: Any, key: str, way_out: str) -> Any:
             raise BadRecordError(f"no key {key!r}; keys{where}: {keys}", way_out)
         value = value[part]
     return value
+
+
+def _no_object(record: Any) -> BadRecordError:
+    way_out = "write each record on a line of its own" if isinstance(record, list) else ""
+    return BadRecordError(f"a record is an object, this is {_json_kind(record)}", way_out)
 
 
 def _json_kind(value: Any) -> str:

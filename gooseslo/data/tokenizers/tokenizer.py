@@ -42,6 +42,11 @@ def load_tokenizer(
         if folder.is_dir():
             reason = "\n  " + (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise DataError(f"{key}={name_or_folder}: the folder holds no usable tokenizer{reason}") from error
+        trained = f"{name_or_folder}.tokenizer"
+        if (base_dir / trained).is_dir():
+            raise DataError(f"{key}={name_or_folder}: no tokenizer of that name\n  nearest: {trained}") from error
+        if name_or_folder.count("/") > 1 or name_or_folder.endswith(".tokenizer") or name_or_folder[:1] in "/.~":
+            raise DataError(f"{key}={name_or_folder}: no such folder\n  name another, or {instead}") from error
         raise DataError(
             f"{key}={name_or_folder}: neither a folder nor a Hub name whose files are on this machine\n"
             f"  fetch it once with `hf download {name_or_folder}`, or {instead}"
