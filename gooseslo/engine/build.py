@@ -34,7 +34,7 @@ from gooseslo.engine.step import StepLoss, TrainStep
 from gooseslo.engine.worker import Worker
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
-from gooseslo.parallel.pipeline.schedule import PipelineRunner, Runner, SequentialRunner
+from gooseslo.parallel.pipeline.schedule import PipelineRunner, RankStage, Runner, SequentialRunner
 from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.tensor.layouts import split_vocabulary
 from gooseslo.policies.registry import CLASSIFICATION, find_policy
@@ -178,6 +178,7 @@ def build_step(
         context,
         head=plan.head,
         layers_per_stage=plan.layers_per_stage,
+        placement=plan.placement,
         dtype=plan.dtypes.stepped,
         device=device,
         seed=seed,
@@ -194,8 +195,8 @@ def build_step(
         group = context.tp_group
     loss = StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION)
     shape = (train.micro_batch_size, train.sequence_length)
-    stage = CastStage(model.module, plan.dtypes)
-    runner = _build_runner(plan, context, stage, loss, streams, shape=shape, outputs=outputs, device=device)
+    stages = {number: CastStage(stage, plan.dtypes) for number, stage in model.stages.items()}
+    runner = _build_runner(plan, context, stages, loss, streams, shape=shape, outputs=outputs, device=device)
     return TrainStep(
         model=model,
         masters=masters,
@@ -212,7 +213,7 @@ def build_step(
 def _build_runner(
     plan: Plan,
     context: ParallelContext,
-    stage: CastStage,
+    stages: dict[int, CastStage],
     loss: StepLoss,
     streams: RandomStreams,
     *,
@@ -220,10 +221,11 @@ def _build_runner(
     outputs: tuple[int, int],
     device: torch.device,
 ) -> Runner:
-    """The plain loop, or this stage under its schedule with the shapes that travel between stages."""
+    """The plain loop, or this rank's stages under their schedule with the shapes that travel between stages."""
     num_micro = plan.num_micro_batches
     first_micro_batch = context.at.dp * num_micro
     if context.topology.pp == 1:
+        (stage,) = stages.values()
         return SequentialRunner(
             stage, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro, device=device
         )
@@ -236,15 +238,23 @@ def _build_runner(
     ids = torch.empty(samples, length, dtype=torch.long, device="meta")
     hidden = travelling(samples, shard, plan.config.hidden_size, dtype=plan.dtypes.hidden)
     logits = travelling(samples, length, outputs[1] - outputs[0], dtype=plan.dtypes.logits)
-    example = (ids if context.is_first_stage else hidden, logits if context.is_last_stage else hidden)
+    last = plan.placement.num_stages - 1
+    rank_stages = [
+        RankStage(
+            number=number,
+            module=stage,
+            example=(ids if number == 0 else hidden, logits if number == last else hidden),
+        )
+        for number, stage in stages.items()
+    ]
     return PipelineRunner(
-        stage,
+        rank_stages,
         loss,
         streams,
         first_micro_batch=first_micro_batch,
         num_micro=num_micro,
         schedule=plan.schedule,
+        num_stages=plan.placement.num_stages,
         context=context,
-        example=example,
         device=device,
     )

@@ -1,7 +1,8 @@
-"""A rank's part of a stock model: cut to its stage, split by policy, materialised alone, and filled."""
+"""A rank's part of a stock model: cut to its stages, split by policy, materialised alone, and filled."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.names import matches
 from gooseslo.parallel.pipeline.partition import layer_ranges
+from gooseslo.parallel.pipeline.placement import StagePlacement
 from gooseslo.parallel.pipeline.stage import StageModule, cut_stage
 from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.shared import SharedGradients
@@ -27,14 +29,15 @@ from gooseslo.policies.registry import CAUSAL_LM, CLASSIFICATION
 
 @dataclass(frozen=True, kw_only=True)
 class LocalModel:
-    """What one rank holds of the model, under the Hugging Face names."""
+    """What one rank holds of the model, under the Hugging Face names: one stage of the pipeline, or several."""
 
     config: PretrainedConfig
-    module: StageModule
+    stages: dict[int, StageModule]
+    """By number, ascending."""
     placements: dict[str, Placement]
     """Every local parameter's boxes in the full tensor, tied aliases included."""
     tied_ends: SharedGradients
-    """Weights tied over the two ends of the pipeline."""
+    """Weights tied over the two ends of the pipeline, where these are on two ranks."""
     partial: tuple[SharedGradients, ...]
     """Other parameters of which several ranks hold a copy and each sees a part of the gradient."""
     aliases: dict[str, str]
@@ -42,9 +45,20 @@ class LocalModel:
     counted: frozenset[str] = field(default_factory=frozenset)
     """Parameters that this rank counts in the gradient norm and writes: each of the model on one rank of a dp group."""
 
+    @property
+    def module(self) -> StageModule:
+        """The stage of a rank that has one."""
+        (stage,) = self.stages.values()
+        return stage
+
+    def train(self, mode: bool = True) -> None:
+        """As of any module, for all stages."""
+        for stage in self.stages.values():
+            stage.train(mode)
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """The local parameters by name, a tied one once."""
-        return dict(self.module.model.named_parameters())
+        return local_parameters(stage.model for stage in self.stages.values())
 
     def sum_shared_gradients(self) -> None:
         """Make the gradients of all copies of a parameter whole and equal; before the data-parallel sum. Collective."""
@@ -56,6 +70,18 @@ class LocalModel:
         return self.aliases.get(name, name)
 
 
+def local_parameters(models: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
+    """Those of a rank's stages by name, one that several names or stages share under its first."""
+    found: dict[str, nn.Parameter] = {}
+    seen: set[nn.Parameter] = set()
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if parameter not in seen:
+                seen.add(parameter)
+                found[name] = parameter
+    return found
+
+
 def build_model(
     config: PretrainedConfig,
     policy: Policy,
@@ -63,18 +89,67 @@ def build_model(
     *,
     head: str = CAUSAL_LM,
     layers_per_stage: list[int],
+    placement: StagePlacement | None = None,
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
     streams: RandomStreams,
     sequence_parallel: bool = False,
 ) -> LocalModel:
-    """Build this rank's stage with random initial weights, equal over all layouts.
+    """Build this rank's stages with random initial weights, equal over all layouts.
 
-    Collective over all ranks: groups for shared key-value heads may be made.
+    `placement` None: one stage a rank. Collective over all ranks: groups for shared key-value heads may be made.
     """
-    is_first, is_last = context.is_first_stage, context.is_last_stage
-    layers = layer_ranges(layers_per_stage)[context.at.pp]
+    placement = placement or StagePlacement(pp=context.topology.pp)
+    aliases = dict(policy.tied) if config.tie_word_embeddings else {}
+    stages: dict[int, StageModule] = {}
+    placements: dict[str, Placement] = {}
+    for number in placement.stages_of(context.at.pp):
+        stages[number], found = _build_stage(
+            config,
+            policy,
+            context,
+            head=head,
+            layers=layer_ranges(layers_per_stage)[number],
+            is_first=number == 0,
+            is_last=number == placement.num_stages - 1,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            streams=streams,
+            sequence_parallel=sequence_parallel,
+        )
+        placements |= found
+    models = [stage.model for stage in stages.values()]
+    _tie(models, aliases)
+    parameters = local_parameters(models)
+    return LocalModel(
+        config=config,
+        stages=stages,
+        placements=placements,
+        tied_ends=_tied_ends(models, aliases, context, placement),
+        partial=_partial_gradients(parameters, policy, placements, context, sequence_parallel=sequence_parallel),
+        aliases=aliases,
+        counted=_counted(parameters, placements, aliases, context),
+    )
+
+
+def _build_stage(
+    config: PretrainedConfig,
+    policy: Policy,
+    context: ParallelContext,
+    *,
+    head: str,
+    layers: range,
+    is_first: bool,
+    is_last: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    streams: RandomStreams,
+    sequence_parallel: bool,
+) -> tuple[StageModule, dict[str, Placement]]:
+    """One stage, cut from a stock model of its own, and its parameters' boxes."""
     model: Any = empty_model(config, head)
     tied = bool(config.tie_word_embeddings)
     lint(model, policy, tied=tied)
@@ -91,8 +166,7 @@ def build_model(
     )
     _cast_parameters(model, dtype)
     model = model.to_empty(device=device)
-    aliases = dict(policy.tied) if tied else {}
-    _retie(model, aliases)
+    _tie([model], dict(policy.tied) if tied else {})
     draw_weights(model, draws, placements, seed=seed)
     fill_buffers(model, policy)
     _attach_streams(model, policy, streams, shards=sequence_parallel)
@@ -102,24 +176,18 @@ def build_model(
     if sequence_parallel and context.tp_group is not None:
         blocks = list(model.get_submodule(policy.layers).children())
         shards = SequenceShards(blocks[0], blocks[-1], group=context.tp_group, is_first=is_first, is_last=is_last)
-    return LocalModel(
-        config=config,
-        module=StageModule(model, is_first=is_first, is_last=is_last, shards=shards, score=score),
-        placements=placements,
-        tied_ends=SharedGradients(parameters=_copies_of_other_end(model, aliases, context), group=context.ends_group),
-        partial=_partial_gradients(model, policy, placements, context, sequence_parallel=sequence_parallel),
-        aliases=aliases,
-        counted=_counted(model, placements, aliases, context),
-    )
+    return StageModule(model, is_first=is_first, is_last=is_last, shards=shards, score=score), placements
 
 
-def _retie(model: nn.Module, aliases: dict[str, str]) -> None:
-    """Make tied names one Parameter again: moving a model off the meta device gives each its own."""
-    local = dict(model.named_parameters(remove_duplicate=False))
+def _tie(models: Sequence[nn.Module], aliases: dict[str, str]) -> None:
+    """Make tied names one Parameter, also of two stages of a rank: moving off the meta device gives each its own."""
+    local = {name: p for model in models for name, p in model.named_parameters(remove_duplicate=False)}
     for alias, owner in aliases.items():
         if alias in local and owner in local:
-            module, _, key = alias.rpartition(".")
-            setattr(model.get_submodule(module), key, local[owner])
+            path, _, key = alias.rpartition(".")
+            for model in models:
+                if alias in dict(model.named_parameters(remove_duplicate=False)):
+                    setattr(model.get_submodule(path), key, local[owner])
 
 
 def _cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
@@ -145,7 +213,7 @@ def _attach_streams(model: Any, policy: Policy, streams: RandomStreams, *, shard
 
 
 def _partial_gradients(
-    model: nn.Module,
+    parameters: dict[str, nn.Parameter],
     policy: Policy,
     placements: dict[str, Placement],
     context: ParallelContext,
@@ -160,7 +228,6 @@ def _partial_gradients(
     if context.tp_group is None:
         return ()
     found = []
-    parameters = dict(model.named_parameters())
     copies = max(placement.copies for placement in placements.values())
     if copies > 1:
         heads = {name: p for name, p in parameters.items() if placements[name].copies > 1}
@@ -175,18 +242,24 @@ def _partial_gradients(
     return tuple(found)
 
 
-def _copies_of_other_end(
-    model: nn.Module, aliases: dict[str, str], context: ParallelContext
-) -> dict[str, nn.Parameter]:
-    """The local copy of each weight tied over the two ends of the pipeline, by its owner's name."""
-    if context.topology.pp == 1 or not (context.is_first_stage or context.is_last_stage):
-        return {}
-    local = dict(model.named_parameters(remove_duplicate=False))
-    return {owner: local[alias if context.is_last_stage else owner] for alias, owner in aliases.items()}
+def _tied_ends(
+    models: Sequence[nn.Module], aliases: dict[str, str], context: ParallelContext, placement: StagePlacement
+) -> SharedGradients:
+    """The local copy of each weight tied over the two ends, by its owner's name, where the ends are on two ranks."""
+    ends = (placement.rank_of(0), placement.rank_of(placement.num_stages - 1))
+    if not placement.parts_ends or context.at.pp not in ends:
+        return SharedGradients(parameters={}, group=None)
+    local = {name: p for model in models for name, p in model.named_parameters(remove_duplicate=False)}
+    is_last = context.at.pp == ends[1]
+    copies = {owner: local[alias if is_last else owner] for alias, owner in aliases.items()}
+    return SharedGradients(parameters=copies, group=context.ends_group)
 
 
 def _counted(
-    model: nn.Module, placements: dict[str, Placement], aliases: dict[str, str], context: ParallelContext
+    parameters: dict[str, nn.Parameter],
+    placements: dict[str, Placement],
+    aliases: dict[str, str],
+    context: ParallelContext,
 ) -> frozenset[str]:
     """Parameters of which this rank has the first copy of its tp group; tied ones where the owner is."""
 
@@ -194,6 +267,4 @@ def _counted(
         copies = context.topology.tp if placement.dim is None else placement.copies
         return context.at.tp % copies == 0
 
-    return frozenset(
-        name for name, _ in model.named_parameters() if name not in aliases and is_first_copy(placements[name])
-    )
+    return frozenset(name for name in parameters if name not in aliases and is_first_copy(placements[name]))

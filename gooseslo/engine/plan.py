@@ -19,12 +19,14 @@ from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import Topology
 from gooseslo.parallel.names import lookup
 from gooseslo.parallel.pipeline.partition import layer_ranges, partition_by_weight, partition_uniform
+from gooseslo.parallel.pipeline.placement import StagePlacement
 from gooseslo.parallel.tensor.apply import part_placements
 from gooseslo.policies.policy import Policy
 from gooseslo.policies.registry import CLASSIFICATION, find_policy
 from gooseslo.schema.checks import check_train
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.param_groups import check_patterns
+from gooseslo.schema.schedules import RULES, chosen_schedule, stages_per_rank
 from gooseslo.schema.topology import data_parallel_size, num_micro_batches
 
 
@@ -44,10 +46,11 @@ class Plan:
     sequence_parallel: bool
     """Between a block's regions the tp ranks hold shards of the sequence; never with tp=1."""
     layers_per_stage: list[int]
+    placement: StagePlacement
     num_parameters: int
     """Of the whole model, tied ones once."""
     local_parameters: dict[tuple[int, int], int]
-    """(pp, tp) -> parameters that the rank holds."""
+    """(pp, tp) -> parameters that the rank holds, in all of its stages."""
     config: PretrainedConfig
     shapes: dict[str, tuple[int, ...]]
     """Every parameter's full shape, tied ones once."""
@@ -88,11 +91,15 @@ class Plan:
             f"{self.num_micro_batches} micro-batches a step"
             + (f", schedule {self.schedule}" if t.pp > 1 else ", one stage"),
         ]
-        for stage, layers in enumerate(layer_ranges(self.layers_per_stage)):
-            held = max(self.local_parameters[stage, tp] for tp in range(t.tp))
+        layers = [f"{each.start}-{each.stop - 1}" for each in layer_ranges(self.layers_per_stage)]
+        for rank in range(t.pp):
+            stages = self.placement.stages_of(rank)
+            held = max(self.local_parameters[rank, tp] for tp in range(t.tp))
             share = held / self.num_parameters
+            what = "stage" if len(stages) == 1 else "stages"
             lines.append(
-                f"stage {stage}: layers {layers.start}-{layers.stop - 1}, {held:,} parameters a rank ({share:.2f})"
+                f"{what} {', '.join(map(str, stages))}: layers {', '.join(layers[stage] for stage in stages)}, "
+                f"{held:,} parameters a rank ({share:.2f})"
             )
         return "\n".join(lines)
 
@@ -119,21 +126,26 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     dp = data_parallel_size(job, num_devices)
     assert dp is not None, "check_train found no fault in the workers"
     topology = Topology(tp=parallel.tp, pp=parallel.pp, dp=dp)
-    counts = _partition(model, policy, parallel.partition, parallel.pp)
+    schedule = chosen_schedule(parallel)
+    placement = StagePlacement(
+        pp=parallel.pp, virtual_stages=stages_per_rank(parallel), is_v=parallel.pp > 1 and RULES[schedule].is_v
+    )
+    counts = _partition(model, policy, parallel.partition, placement.num_stages)
     return Plan(
         topology=topology,
         head=job.model.head,
         device=device,
         precision=_precision(job.train.precision, device),
         bf16_mode=job.train.bf16_mode,
-        schedule="1f1b" if parallel.schedule == "auto" else parallel.schedule,
+        schedule=schedule,
         num_micro_batches=num_micro_batches(job, dp),
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         layers_per_stage=counts,
+        placement=placement,
         num_parameters=sum(p.numel() for p in model.parameters()),
         local_parameters={
-            (stage, tp): local_numel(model, policy, counts, stage=stage, tp=parallel.tp, rank=tp)
-            for stage in range(parallel.pp)
+            (pp, tp): local_numel(model, policy, counts, stages=placement.stages_of(pp), tp=parallel.tp, rank=tp)
+            for pp in range(parallel.pp)
             for tp in range(parallel.tp)
         },
         config=config,
@@ -147,26 +159,26 @@ def _precision(precision: str, device: str) -> str:
     return "bf16" if device == "cuda" else "fp32"
 
 
-def _partition(model: nn.Module, policy: Policy, partition: object, pp: int) -> list[int]:
+def _partition(model: nn.Module, policy: Policy, partition: object, num_stages: int) -> list[int]:
     """Layers per stage, as `parallel.partition` asks: uniform, by parameters, or as given."""
     blocks = list(model.get_submodule(policy.layers).children())
     if isinstance(partition, list):
         return list(partition)
     if partition == "uniform":
-        return partition_uniform(len(blocks), pp)
+        return partition_uniform(len(blocks), num_stages)
 
     def numel(names: tuple[str, ...]) -> int:
         return sum(p.numel() for name in names for p in model.get_submodule(name).parameters())
 
     weights = [float(sum(p.numel() for p in block.parameters())) for block in blocks]
-    return partition_by_weight(weights, pp, first=numel(policy.first), last=numel(policy.last))
+    return partition_by_weight(weights, num_stages, first=numel(policy.first), last=numel(policy.last))
 
 
-def local_numel(model: Any, policy: Policy, counts: list[int], *, stage: int, tp: int, rank: int) -> int:
-    """Parameters that the rank (stage, tp rank) holds, worked out on the whole meta model."""
-    layers = layer_ranges(counts)[stage]
-    names = [f"{policy.layers}.{index}" for index in layers]
-    names += [*(policy.first if stage == 0 else ()), *(policy.last if stage == len(counts) - 1 else ())]
+def local_numel(model: Any, policy: Policy, counts: list[int], *, stages: Sequence[int], tp: int, rank: int) -> int:
+    """Parameters that a tp rank with these stages holds, worked out on the whole meta model."""
+    layers = [layer_ranges(counts)[stage] for stage in stages]
+    names = [f"{policy.layers}.{index}" for each in layers for index in each]
+    names += [*(policy.first if 0 in stages else ()), *(policy.last if len(counts) - 1 in stages else ())]
     seen: set[nn.Parameter] = set()
     total = 0
     for unit in names:

@@ -110,7 +110,7 @@ class TrainStep:
     ) -> tuple[float, int]:
         """Loss and predicted tokens of the step; the gradients of the whole batch stand in `.grad`."""
         self.streams.step = step
-        self.model.module.train()
+        self.model.train()
         num_tokens = self._count(labels)
         # A step without any predicted token has a loss of 0, not 0/0.
         self.loss.num_tokens = max(1, num_tokens)
@@ -122,7 +122,7 @@ class TrainStep:
 
     def evaluate(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> EvalSums:
         """Loss and predictions of one global batch, without dropout."""
-        self.model.module.eval()
+        self.model.train(False)
         self.loss.num_tokens = 1
         correct = torch.zeros((), dtype=torch.int64, device=self.device) if self.loss.counts_correct else None
         self.loss.num_correct = correct

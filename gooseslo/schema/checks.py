@@ -12,6 +12,7 @@ from gooseslo.schema.groups import TrainJob, WSDScheduleConfig
 from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
+from gooseslo.schema.schedules import RULES, check_virtual_stages, stages_per_rank
 from gooseslo.schema.topology import check_topology, divisors, nearest_multiples, nearest_numbers
 
 
@@ -24,10 +25,11 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
     faults += check_settings(job.optimizer, TRAIN_BOUNDS)
     faults += _check_run(job) + _check_partition(job) + check_data(job.data) + _check_sequence(job)
-    faults += _check_head(job)
+    faults += _check_head(job) + check_virtual_stages(job.parallel)
     faults += _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
-    sized |= {"train.global_batch_size", "train.micro_batch_size", "parallel.schedule", "device"}
+    sized |= {"train.global_batch_size", "train.micro_batch_size", "device"}
+    sized |= {"parallel.schedule", "parallel.virtual_stages"}
     if not any(fault.key in sized for fault in faults):
         faults += check_topology(job, num_devices)
     return faults
@@ -74,12 +76,17 @@ def check_model(
     if vocab_size < tp:
         rule = f"smaller than parallel.tp={tp}: each rank holds a part of the table"
         faults.append(Fault(key="model.config.vocab_size", value=vocab_size, rule=rule, way_out=f"nearest: {tp}"))
+    num_stages = pp * stages_per_rank(job.parallel)
     if pp > num_layers:
         rule = f"more stages than the model's {num_layers} layers"
         faults.append(Fault(key="parallel.pp", value=pp, rule=rule, way_out=f"nearest: {num_layers}"))
+    elif num_stages > num_layers:
+        rule = f"{num_stages} stages ({num_stages // pp} a rank) for {num_layers} layers"
+        way_out = f"nearest: parallel.pp={num_layers // (num_stages // pp) or 1}, or parallel.schedule=1f1b"
+        faults.append(Fault(key="parallel.pp", value=pp, rule=rule, way_out=way_out))
     elif _counts_layers(partition) and sum(partition) != num_layers:
         rule = f"sums to {sum(partition)}, but the model has {num_layers} layers"
-        even = [num_layers // pp + (stage < num_layers % pp) for stage in range(pp)]
+        even = [num_layers // num_stages + (stage < num_layers % num_stages) for stage in range(num_stages)]
         way_out = f"such as [{','.join(map(str, even))}]"
         faults.append(Fault(key="parallel.partition", value=shortened(partition), rule=rule, way_out=way_out))
     length = job.train.sequence_length
@@ -134,7 +141,7 @@ def _check_precision(job: TrainJob, num_devices: int | None) -> list[Fault]:
 
 
 def _check_partition(job: TrainJob) -> list[Fault]:
-    partition, pp = job.parallel.partition, job.parallel.pp
+    partition = job.parallel.partition
     if not isinstance(partition, list):
         if partition in ("uniform", "parameters"):
             return []
@@ -142,11 +149,17 @@ def _check_partition(job: TrainJob) -> list[Fault]:
         return [choice_fault("parallel.partition", partition, ("uniform", "parameters"), further)]
     if not _counts_layers(partition):
         rule = "each stage needs a whole number of layers, at least 1"
-    elif len(partition) != pp:
-        rule = f"names {len(partition)} stages, but parallel.pp={pp}"
+    elif job.parallel.schedule in ("auto", *RULES) and len(partition) != (stages := _num_stages(job)):
+        per_rank = stages // job.parallel.pp
+        more = f" with {per_rank} stages a rank" if per_rank > 1 else ""
+        rule = f"names {len(partition)} stages, but parallel.pp={job.parallel.pp}{more}"
     else:
         return []
     return [Fault(key="parallel.partition", value=shortened(partition), rule=rule)]
+
+
+def _num_stages(job: TrainJob) -> int:
+    return job.parallel.pp * stages_per_rank(job.parallel)
 
 
 def _check_head(job: TrainJob) -> list[Fault]:

@@ -33,6 +33,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "parallel.tp": at_least(1),
     "parallel.pp": at_least(1),
     "parallel.dp": at_least(1),
+    "parallel.virtual_stages": at_least(1),
     "train.steps": at_least(1),
     "train.stop_after": at_least(1),
     "train.global_batch_size": at_least(1),
@@ -71,7 +72,16 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
 
 TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "model.head": ("causal-lm", "sequence-classification"),
-    "parallel.schedule": ("auto", "gpipe", "1f1b"),
+    "parallel.schedule": (
+        "auto",
+        "gpipe",
+        "1f1b",
+        "looped_bfs",
+        "interleaved_1f1b",
+        "interleaved_zb",
+        "zbv",
+        "dualpipev",
+    ),
     "train.precision": ("auto", "fp32", "bf16", "fp64"),
     "train.bf16_mode": ("master", "autocast"),
     "data.reader": ("mmap", "lazy", "cached"),

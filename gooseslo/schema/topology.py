@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gooseslo.errors import Fault
 from gooseslo.schema.groups import TrainJob
+from gooseslo.schema.schedules import chosen_schedule, misfit_of_micro_batches
 
 
 def num_workers(job: TrainJob, num_devices: int | None) -> int | None:
@@ -100,14 +101,17 @@ def _check_batch(job: TrainJob, dp: int) -> list[Fault]:
         if batch % dp == 0:
             way_out += f", or train.micro_batch_size={nearest_numbers(micro, divisors(batch // dp))}"
         return [Fault(key="train.global_batch_size", value=batch, rule=rule, way_out=way_out)]
-    micro_batches = num_micro_batches(job, dp)
-    # torch's Schedule1F1B raises at fewer micro-batches than stages; its ScheduleGPipe runs them.
-    if job.parallel.schedule in ("auto", "1f1b") and micro_batches < pp:
+    if pp == 1:
+        return []
+    micro_batches, schedule = num_micro_batches(job, dp), chosen_schedule(job.parallel)
+    if misfit := misfit_of_micro_batches(schedule, pp=pp, num_micro=micro_batches):
+        rule, fitting = misfit
         count = f"{batch} / ({micro} x {dp}) = {micro_batches} micro-batches"
-        rule = f"{count} < parallel.pp={pp}: the 1f1b schedule needs one a stage"
-        smaller = [size for size in divisors(batch // dp) if batch // (dp * size) >= pp]
-        ways = [f"train.micro_batch_size={smaller[-1]}"] if smaller else []
-        ways += [f"train.global_batch_size={pp * unit}", "parallel.schedule=gpipe"]
+        rule = f"{count} with parallel.pp={pp}: {rule}"
+        sizes = [size for size in divisors(batch // dp) if size <= micro]
+        fits = [size for size in sizes if not misfit_of_micro_batches(schedule, pp=pp, num_micro=batch // (dp * size))]
+        ways = [f"train.micro_batch_size={fits[-1]}"] if fits else []
+        ways += [f"train.global_batch_size={fitting * unit}", "parallel.schedule=gpipe"]
         return [Fault(key="train.global_batch_size", value=batch, rule=rule, way_out=", or ".join(ways))]
     return []
 

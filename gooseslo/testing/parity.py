@@ -53,6 +53,7 @@ class Case:
     dp: int = 1
     sequence_parallel: bool = False
     schedule: str = "1f1b"
+    virtual_stages: int | None = None
     partition: Any = "parameters"
     samples: int = 16
     micro_batch_size: int = 2
@@ -83,6 +84,7 @@ class Case:
                 pp=self.pp,
                 dp=self.dp,
                 schedule=self.schedule,
+                virtual_stages=self.virtual_stages,
                 partition=self.partition,
                 sequence_parallel=self.sequence_parallel,
             ),
@@ -151,7 +153,8 @@ class Outcome:
 
 def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights; in fp32 for a bf16 case."""
-    alone = replace(case, tp=1, pp=1, dp=1, partition="uniform", sequence_parallel=False)
+    one_stage = {"schedule": "auto", "virtual_stages": None, "partition": "uniform"}
+    alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False, **one_stage)
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)

@@ -8,12 +8,23 @@ recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.stopwatch import Stopwatch
@@ -22,7 +33,17 @@ from gooseslo.parallel.random import RandomStreams
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits of a micro-batch, its labels) -> its share of the step's loss, a scalar."""
 
-SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+ONE_STAGE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SEVERAL_STAGES: dict[str, type[PipelineScheduleMulti]] = {
+    "looped_bfs": ScheduleLoopedBFS,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zb": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+"""By how many stages a rank has: one, or a list of them."""
+SPLIT_BACKWARD = ("interleaved_zb", "zbv", "dualpipev")
+"""Weight gradients are computed after input gradients, when there would be nothing else to do."""
 
 
 class Runner(Protocol):
@@ -86,9 +107,18 @@ class SequentialRunner:
 class StreamedStage(PipelineStage):
     """torch's stage, keeping the random streams at the micro-batch whose forward or backward runs, and its time."""
 
-    def __init__(self, *args: Any, streams: RandomStreams, first_micro_batch: int, stopwatch: Stopwatch, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        streams: RandomStreams,
+        first_micro_batch: int,
+        stopwatch: Stopwatch,
+        splits_backward: bool,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         self.streams, self.first_micro_batch, self.stopwatch = streams, first_micro_batch, stopwatch
+        self.splits_backward = splits_backward
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.streams.micro_batch = self.first_micro_batch + fwd_chunk_id
@@ -99,45 +129,79 @@ class StreamedStage(PipelineStage):
             self.fwd_cache[fwd_chunk_id] = ((), [])
         return output
 
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward_maybe_with_nosync(*args, **kwargs)
+        # A split backward pass detaches the output in place, which a view (GPT-2's last reshape) does not allow.
+        detached = self.splits_backward and self.has_backward and not self.is_last
+        return output.clone() if detached and output._is_view() else output
+
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.streams.micro_batch = self.first_micro_batch + bwd_chunk_id
         with self.stopwatch.running():
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """What a schedule that splits the backward pass puts off: the weights' gradients."""
+        self.streams.micro_batch = self.first_micro_batch + bwd_chunk_id
+        with self.stopwatch.running():
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStage:
+    """A stage of this rank, and its input and output of one micro-batch on the meta device."""
+
+    number: int
+    module: nn.Module
+    example: tuple[Tensor, Tensor]
+
 
 class PipelineRunner:
-    """One stage of several, under one of torch's schedules; collective over the pp group."""
+    """A rank's stages, under one of torch's schedules; collective over the pp group."""
 
     def __init__(
         self,
-        module: nn.Module,
+        stages: Sequence[RankStage],
         loss: LossFunction,
         streams: RandomStreams,
         *,
         first_micro_batch: int,
         num_micro: int,
         schedule: str,
+        num_stages: int,
         context: ParallelContext,
-        example: tuple[Tensor, Tensor],
         device: torch.device,
     ):
-        """`example`: this stage's input and output of one micro-batch, on the meta device."""
+        """`num_stages`: of the whole pipeline."""
         self.stopwatch = Stopwatch(device)
-        stage = StreamedStage(
-            module,
-            context.at.pp,
-            context.topology.pp,
-            device,
-            input_args=example[0],
-            output_args=example[1],
-            group=context.pp_group,
-            streams=streams,
-            first_micro_batch=first_micro_batch,
-            stopwatch=self.stopwatch,
-        )
-        self.is_first, self.is_last = context.is_first_stage, context.is_last_stage
+        torch_stages: list[Any] = [
+            StreamedStage(
+                stage.module,
+                stage.number,
+                num_stages,
+                device,
+                input_args=stage.example[0],
+                output_args=stage.example[1],
+                group=context.pp_group,
+                streams=streams,
+                first_micro_batch=first_micro_batch,
+                stopwatch=self.stopwatch,
+                splits_backward=schedule in SPLIT_BACKWARD,
+            )
+            for stage in stages
+        ]
+        self.is_first = any(stage.is_first for stage in torch_stages)
+        self.is_last = any(stage.is_last for stage in torch_stages)
         self.loss = loss
-        self.schedule = SCHEDULES[schedule](stage, num_micro, loss_fn=self._timed_loss, scale_grads=False)
+        if schedule in ONE_STAGE:
+            (stage,) = torch_stages
+            self.schedule: PipelineScheduleSingle | PipelineScheduleMulti = ONE_STAGE[schedule](
+                stage, num_micro, loss_fn=self._timed_loss, scale_grads=False
+            )
+        else:
+            self.schedule = SEVERAL_STAGES[schedule](
+                torch_stages, num_micro, loss_fn=self._timed_loss, scale_grads=False
+            )
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
