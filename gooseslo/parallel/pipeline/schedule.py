@@ -140,6 +140,15 @@ class StreamedStage(PipelineStage):
         with self.stopwatch.running():
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
+    # torch's runtime hands gradients from stage to stage of one rank in an evaluation too, where there are none.
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        return super().get_local_bwd_output(mb_index) if self.has_backward else None
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """What a schedule that splits the backward pass puts off: the weights' gradients."""
         self.streams.micro_batch = self.first_micro_batch + bwd_chunk_id
