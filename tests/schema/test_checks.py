@@ -104,9 +104,35 @@ def test_fewer_micro_batches_than_stages():
     """1F1B of torch raises then; GPipe runs."""
     job = job_with(train__global_batch_size=4, train__micro_batch_size=2, parallel__pp=4)
     (message,) = messages(job)
-    assert "2 micro-batches < parallel.pp=4" in message
+    assert "2 micro-batches with parallel.pp=4: the 1f1b schedule needs one a stage" in message
     assert "train.micro_batch_size=1, or train.global_batch_size=8, or parallel.schedule=gpipe" in message
     assert messages(job_with(train__global_batch_size=4, parallel__pp=4, parallel__schedule="gpipe")) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "keys", "words"),
+    [
+        ("zbv", {"virtual_stages": 1}, "parallel.virtual_stages=1: the zbv schedule has 2 a rank"),
+        ("1f1b", {"virtual_stages": 2}, "any number: parallel.schedule=looped_bfs, interleaved_1f1b, interleaved_zb"),
+        ("auto", {"pp": 1, "virtual_stages": 2}, "parallel.pp=1 has no pipeline"),
+        ("zbv", {"partition": [1, 1]}, "names 2 stages, but parallel.pp=2 with 2 stages a rank"),
+        (
+            "dualpipev",
+            {},
+            "3 micro-batches with parallel.pp=2: the dualpipev schedule needs one for each of its 4 stages",
+        ),
+        ("dualpipev", {}, "train.global_batch_size=4, or parallel.schedule=gpipe"),
+        ("interleaved_1f1b", {"pp": 4}, None),
+        ("interleaved_zb", {}, None),
+        ("zbv", {}, None),
+        ("auto", {"virtual_stages": 3, "partition": [1] * 6}, None),
+    ],
+)
+def test_stages_and_micro_batches_of_a_schedule(schedule, keys, words):
+    sizes = {"train__global_batch_size": 3, "train__micro_batch_size": 1, "device": "cpu"}
+    keys = {f"parallel__{key}": value for key, value in {"pp": 2, "schedule": schedule, **keys}.items()}
+    found = messages(job_with(**sizes, **keys))
+    assert not found if words is None else words in "\n".join(found)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +160,8 @@ def test_fewer_micro_batches_than_stages():
         "checkpoint.keep=-1",
         "checkpoint.resume=nevr",
         "launcher.workers=0",
-        "parallel.schedule=zbv",
+        "parallel.schedule=zbvv",
+        "parallel.virtual_stages=0",
         "parallel.partition=time",
         "parallel.partition=[3]",
         "parallel.partition=[3,0]",
