@@ -184,6 +184,7 @@ def build_step(
         seed=seed,
         streams=streams,
         sequence_parallel=plan.sequence_parallel,
+        recomputed=train.activation_checkpointing,
     )
     masters = Masters(model.parameters(), plan.dtypes)
     buffer = GradientBuffer(list(model.parameters().values()), context.dp_group)

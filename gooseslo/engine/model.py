@@ -19,6 +19,7 @@ from gooseslo.parallel.pipeline.partition import layer_ranges
 from gooseslo.parallel.pipeline.placement import StagePlacement
 from gooseslo.parallel.pipeline.stage import StageModule, cut_stage
 from gooseslo.parallel.random import RandomStreams
+from gooseslo.parallel.recompute import attach_recomputation
 from gooseslo.parallel.shared import SharedGradients
 from gooseslo.parallel.tensor.apply import split_model
 from gooseslo.parallel.tensor.layouts import Placement
@@ -95,10 +96,12 @@ def build_model(
     seed: int,
     streams: RandomStreams,
     sequence_parallel: bool = False,
+    recomputed: str | int = "none",
 ) -> LocalModel:
     """Build this rank's stages with random initial weights, equal over all layouts.
 
-    `placement` None: one stage a rank. Collective over all ranks: groups for shared key-value heads may be made.
+    `placement` None: one stage a rank; `recomputed`: as `attach_recomputation` has it. Collective over all ranks: groups
+    for shared key-value heads may be made.
     """
     placement = placement or StagePlacement(pp=context.topology.pp)
     aliases = dict(policy.tied) if config.tie_word_embeddings else {}
@@ -118,6 +121,7 @@ def build_model(
             seed=seed,
             streams=streams,
             sequence_parallel=sequence_parallel,
+            recomputed=recomputed,
         )
         placements |= found
     models = [stage.model for stage in stages.values()]
@@ -148,6 +152,7 @@ def _build_stage(
     seed: int,
     streams: RandomStreams,
     sequence_parallel: bool,
+    recomputed: str | int,
 ) -> tuple[StageModule, dict[str, Placement]]:
     """One stage, cut from a stock model of its own, and its parameters' boxes."""
     model: Any = empty_model(config, head)
@@ -170,6 +175,7 @@ def _build_stage(
     draw_weights(model, draws, placements, seed=seed)
     fill_buffers(model, policy)
     _attach_streams(model, policy, streams, shards=sequence_parallel)
+    attach_recomputation(model, policy, recomputed)
 
     score = SCORE if head == CLASSIFICATION else None
     shards = None

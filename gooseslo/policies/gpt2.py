@@ -21,6 +21,7 @@ GPT2 = Policy(
         "lm_head": VocabHead(),
     },
     replicated=("transformer.wpe", "transformer.h.*.ln_1", "transformer.h.*.ln_2", "transformer.ln_f"),
+    attention="attn",
     regions=("transformer.h.*.attn", "transformer.h.*.mlp"),
     divided={"transformer.h.*.attn": ("num_heads", "split_size")},
     tied={"lm_head.weight": "transformer.wte.weight"},

@@ -21,6 +21,7 @@ LLAMA = Policy(
         "lm_head": VocabHead(),
     },
     replicated=("model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"),
+    attention="self_attn",
     regions=("model.layers.*.self_attn", "model.layers.*.mlp"),
     divided_by_copies={"model.layers.*.self_attn": ("num_key_value_groups",)},
     tied={"lm_head.weight": "model.embed_tokens.weight"},

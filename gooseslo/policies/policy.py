@@ -66,6 +66,8 @@ class Policy:
     splits: Mapping[str, Split]
     replicated: tuple[str, ...]
     """Modules whose parameters every tp rank holds whole."""
+    attention: str
+    """The attention, by its name in a block."""
     regions: tuple[str, ...]
     """Modules that each rank computes a part of: column layers at their input, a row layer at their end."""
     everywhere: tuple[str, ...] = ()

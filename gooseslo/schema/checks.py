@@ -15,6 +15,9 @@ from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, ra
 from gooseslo.schema.schedules import RULES, check_virtual_stages, stages_per_rank
 from gooseslo.schema.topology import check_topology, divisors, nearest_multiples, nearest_numbers
 
+RECOMPUTED = ("none", "full", "selective")
+"""Values of train.activation_checkpointing beside numbers."""
+
 
 def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]:
     """Every violation that the configuration alone can show, all together.
@@ -26,7 +29,7 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     faults += check_settings(job.optimizer, TRAIN_BOUNDS)
     faults += _check_run(job) + _check_partition(job) + check_data(job.data) + _check_sequence(job)
     faults += _check_head(job) + check_virtual_stages(job.parallel)
-    faults += _check_precision(job, num_devices)
+    faults += _check_recomputation(job) + _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "device"}
     sized |= {"parallel.schedule", "parallel.virtual_stages"}
@@ -156,6 +159,14 @@ def _check_partition(job: TrainJob) -> list[Fault]:
     else:
         return []
     return [Fault(key="parallel.partition", value=shortened(partition), rule=rule)]
+
+
+def _check_recomputation(job: TrainJob) -> list[Fault]:
+    parts = job.train.activation_checkpointing
+    if parts in RECOMPUTED or (type(parts) is int and parts >= 1):
+        return []
+    further = ", or a number n: every n-th layer"
+    return [choice_fault("train.activation_checkpointing", parts, RECOMPUTED, further)]
 
 
 def _num_stages(job: TrainJob) -> int:

@@ -64,6 +64,8 @@ class TrainConfig:
     """auto, fp32, bf16, or fp64 (for proofs); auto is bf16 on CUDA and fp32 on the CPU."""
     bf16_mode: str = "master"
     """master: bf16 weights, fp32 masters and moments; autocast: fp32 weights, bf16 in the forward pass."""
+    activation_checkpointing: Any = "none"
+    """Computed again in the backward pass, to save memory: none, full, selective (attention), n: every n-th layer."""
     clip_grad_norm: float = 1.0
     """Largest global gradient norm; 0: off."""
     eval_every: int = 50

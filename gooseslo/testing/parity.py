@@ -62,6 +62,7 @@ class Case:
     bf16_mode: str = "master"
     optimizer: str = "sgd"
     steps: int = 3
+    activation_checkpointing: str | int = "none"
     clip_grad_norm: float = 0.0
     seed: int = 0
     ignore_some_labels: bool = False
@@ -94,6 +95,7 @@ class Case:
                 sequence_length=self.sequence_length,
                 precision=self.precision,
                 bf16_mode=self.bf16_mode,
+                activation_checkpointing=self.activation_checkpointing,
                 clip_grad_norm=self.clip_grad_norm,
             ),
             data=ClassificationDataConfig(train="-") if self.head == CLASSIFICATION else StdlibDataConfig(),
@@ -153,8 +155,8 @@ class Outcome:
 
 def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights; in fp32 for a bf16 case."""
-    one_stage = {"schedule": "auto", "virtual_stages": None, "partition": "uniform"}
-    alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False, **one_stage)
+    alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False)
+    alone = replace(alone, schedule="auto", virtual_stages=None, partition="uniform")
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)

@@ -285,3 +285,9 @@ def test_sequence_parallelism_needs_a_length_that_tp_divides():
     assert "nearest: 255 or 258" in fault
     assert messages(job_with(parallel__tp=3, train__sequence_length=256)) == []
     assert messages(job_with(parallel__tp=2, parallel__sequence_parallel=True)) == []
+
+
+@pytest.mark.parametrize(("parts", "words"), [("some", "none, full, selective, or a number n"), (0, "=0"), (True, "=")])
+def test_parts_that_are_computed_again(parts, words):
+    assert words in messages(job_with(train__activation_checkpointing=parts))[0]
+    assert not messages(job_with(train__activation_checkpointing=2))

@@ -1,0 +1,58 @@
+"""Activation checkpointing changes no loss, gradient or weight, under any schedule; and something is computed again."""
+
+import pytest
+import torch
+from test_schedules import SCHEDULES, case
+
+from gooseslo.testing.parity import assert_parity, run_layout, run_reference
+from gooseslo.testing.ranks import run_ranks
+
+DROPOUT = {"gpt2": {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1}, "llama": {"attention_dropout": 0.1}}
+
+
+def on_ranks(rank, world_size, case):
+    return run_layout(case, rank)
+
+
+def layout(case):
+    return run_ranks(on_ranks, case.world_size, case)[0]
+
+
+@pytest.mark.parametrize("parts", ["full", "selective", 2])
+@pytest.mark.parametrize(("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zbv", 2)])
+def test_it_changes_nothing(schedule, virtual_stages, parts):
+    given = case(schedule, virtual_stages, tp=2, micro_batch_size=1, activation_checkpointing=parts)
+    assert_parity(run_reference(given), layout(given), loss=1e-12, tensors=1e-9)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
+def test_dropout_draws_the_same_again(schedule, virtual_stages, family):
+    """Against the same layout without it: one process of plain transformers draws otherwise."""
+    from dataclasses import replace
+
+    given = case(schedule, virtual_stages, family=family, micro_batch_size=1)
+    given = replace(given, fields={**given.fields, **DROPOUT[family]})
+    again = replace(given, activation_checkpointing="full")
+    assert_parity(layout(given), layout(again), loss=1e-12, tensors=1e-9)
+
+
+def forwards(rank, world_size, case):
+    """Calls of each block's first norm in one step."""
+    counts = {}
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: counts.update(
+            {id(module): counts.get(id(module), 0) + 1} if isinstance(module, torch.nn.LayerNorm) else {}
+        )
+    )
+    run_layout(case, rank)
+    handle.remove()
+    return sorted(counts.values())
+
+
+@pytest.mark.parametrize(("parts", "times"), [("none", 1), ("full", 2), ("selective", 1)])
+def test_blocks_are_computed_once_more(parts, times):
+    given = case("1f1b", 1, micro_batch_size=1, steps=1, activation_checkpointing=parts)
+    first, last = run_ranks(forwards, 2, given)
+    num_micro = given.samples
+    assert first == [num_micro * times] * 2 and last == sorted([num_micro * times] * 2 + [num_micro])
