@@ -100,8 +100,8 @@ def build_model(
 ) -> LocalModel:
     """Build this rank's stages with random initial weights, equal over all layouts.
 
-    `placement` None: one stage a rank; `recomputed`: as `attach_recomputation` has it. Collective over all ranks: groups
-    for shared key-value heads may be made.
+    `placement` None: one stage a rank; `recomputed`: as `attach_recomputation` has it. Collective over all ranks:
+    groups for shared key-value heads may be made.
     """
     placement = placement or StagePlacement(pp=context.topology.pp)
     aliases = dict(policy.tied) if config.tie_word_embeddings else {}

@@ -1,5 +1,7 @@
 """Activation checkpointing changes no loss, gradient or weight, under any schedule; and something is computed again."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_schedules import SCHEDULES, case
@@ -29,8 +31,6 @@ def test_it_changes_nothing(schedule, virtual_stages, parts):
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
 def test_dropout_draws_the_same_again(schedule, virtual_stages, family):
     """Against the same layout without it: one process of plain transformers draws otherwise."""
-    from dataclasses import replace
-
     given = case(schedule, virtual_stages, family=family, micro_batch_size=1)
     given = replace(given, fields={**given.fields, **DROPOUT[family]})
     again = replace(given, activation_checkpointing="full")
@@ -50,9 +50,19 @@ def forwards(rank, world_size, case):
     return sorted(counts.values())
 
 
+@pytest.mark.parametrize("mode", ["master", "autocast"])
+@pytest.mark.parametrize(("schedule", "virtual_stages"), [("1f1b", 1), ("zbv", 2)])
+def test_bf16_computes_the_same_bits_again(schedule, virtual_stages, mode):
+    given = case(schedule, virtual_stages, micro_batch_size=1, precision="bf16", bf16_mode=mode)
+    again = replace(given, activation_checkpointing="full")
+    assert_parity(layout(given), layout(again), loss=0.0, tensors=0.0)
+
+
+@pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
 @pytest.mark.parametrize(("parts", "times"), [("none", 1), ("full", 2), ("selective", 1)])
-def test_blocks_are_computed_once_more(parts, times):
-    given = case("1f1b", 1, micro_batch_size=1, steps=1, activation_checkpointing=parts)
-    first, last = run_ranks(forwards, 2, given)
-    num_micro = given.samples
-    assert first == [num_micro * times] * 2 and last == sorted([num_micro * times] * 2 + [num_micro])
+def test_blocks_are_computed_once_more(schedule, virtual_stages, parts, times):
+    """By the calls of their two norms; also where the backward pass is split, and asks several times."""
+    given = case(schedule, virtual_stages, micro_batch_size=1, steps=1, activation_checkpointing=parts)
+    counts = [count for rank in run_ranks(forwards, 2, given) for count in rank]
+    final_norm = [given.samples]
+    assert sorted(counts) == sorted(final_norm + [given.samples * times] * 4 * virtual_stages)
