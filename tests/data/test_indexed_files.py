@@ -42,6 +42,7 @@ def independent_read(prefix):
     pointers = struct.unpack_from(f"<{count}q", data, 34 + 4 * count)
     doc_idx = struct.unpack_from(f"<{num_bounds}q", data, 34 + 12 * count)
     assert len(data) == 34 + 12 * count + 8 * num_bounds
+    assert len(tokens) == sum(sizes) * struct.calcsize(TYPES[code])
     return [list(struct.unpack_from(f"<{n}{TYPES[code]}", tokens, at)) for n, at in zip(sizes, pointers)], list(doc_idx)
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 from preprocess_cases import WORDS, Bench, texts, word_tokenizer, write_jsonl
-from test_indexed_files import independent_read
+from test_indexed_files import independent_read, independent_write
 from transformers import BertTokenizerLegacy
 
 from gooseslo.data.indexed.sidecar import Sidecar
@@ -109,6 +109,8 @@ def test_the_bytes_depend_on_neither_workers_nor_chunks(bench, workers, chunk_si
     prefix = bench.run("docs.jsonl", workers=workers, chunk_size=chunk_size)
     wanted = expected(documents)
     assert independent_read(prefix) == (wanted, list(range(len(wanted) + 1)))
+    independent_write(bench.folder / "other", wanted, list(range(len(wanted) + 1)), code=8)
+    assert bench.files() == bench.files("other"), "the bytes that another writer gives"
     facts = Sidecar.read(prefix)
     assert (facts.documents, facts.empty_documents) == (len(wanted), 1500 - len(wanted))
     assert facts.tokens == sum(map(len, wanted)) and facts.largest_token_id == 9 and facts.vocab_size == 10
