@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -34,7 +34,10 @@ from gooseslo.engine.step import StepLoss, TrainStep
 from gooseslo.engine.worker import Worker
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.pipeline.callbacks import Callbacks, PipelineCallback
 from gooseslo.parallel.pipeline.schedule import PipelineRunner, RankStage, Runner, SequentialRunner
+from gooseslo.parallel.pipeline.stopwatch import Stopwatch
+from gooseslo.parallel.pipeline.work import RankWork
 from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.tensor.layouts import split_vocabulary
 from gooseslo.policies.registry import CLASSIFICATION, find_policy
@@ -165,13 +168,20 @@ def build_saver(
 
 
 def build_step(
-    plan: Plan, context: ParallelContext, train: TrainConfig, *, seed: int, device: torch.device
+    plan: Plan,
+    context: ParallelContext,
+    train: TrainConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    callbacks: Sequence[PipelineCallback] = (),
 ) -> TrainStep:
     """Model, gradient buffer and schedule of this rank, ready to train; collective over all ranks.
 
     The weights are the random initial ones of `seed`, equal whatever the layout.
     """
-    streams = RandomStreams(seed, context.at.tp)
+    streams, told = RandomStreams(seed, context.at.tp), Callbacks(callbacks)
+    work = RankWork(streams, Stopwatch(device), told, first_micro_batch=context.at.dp * plan.num_micro_batches)
     model = build_model(
         plan.config,
         find_policy(plan.config.model_type, plan.head),
@@ -185,6 +195,7 @@ def build_step(
         streams=streams,
         sequence_parallel=plan.sequence_parallel,
         recomputed=train.activation_checkpointing,
+        callbacks=told,
     )
     masters = Masters(model.parameters(), plan.dtypes)
     buffer = GradientBuffer(list(model.parameters().values()), context.dp_group)
@@ -197,7 +208,7 @@ def build_step(
     loss = StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION)
     shape = (train.micro_batch_size, train.sequence_length)
     stages = {number: CastStage(stage, plan.dtypes) for number, stage in model.stages.items()}
-    runner = _build_runner(plan, context, stages, loss, streams, shape=shape, outputs=outputs, device=device)
+    runner = _build_runner(plan, context, stages, loss, work, shape=shape, outputs=outputs, device=device)
     return TrainStep(
         model=model,
         masters=masters,
@@ -216,7 +227,7 @@ def _build_runner(
     context: ParallelContext,
     stages: dict[int, CastStage],
     loss: StepLoss,
-    streams: RandomStreams,
+    work: RankWork,
     *,
     shape: tuple[int, int],
     outputs: tuple[int, int],
@@ -224,12 +235,9 @@ def _build_runner(
 ) -> Runner:
     """The plain loop, or this rank's stages under their schedule with the shapes that travel between stages."""
     num_micro = plan.num_micro_batches
-    first_micro_batch = context.at.dp * num_micro
     if context.topology.pp == 1:
         (stage,) = stages.values()
-        return SequentialRunner(
-            stage, loss, streams, first_micro_batch=first_micro_batch, num_micro=num_micro, device=device
-        )
+        return SequentialRunner(stage, loss, work, num_micro=num_micro)
 
     def travelling(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device="meta", requires_grad=True)
@@ -251,8 +259,7 @@ def _build_runner(
     return PipelineRunner(
         rank_stages,
         loss,
-        streams,
-        first_micro_batch=first_micro_batch,
+        work,
         num_micro=num_micro,
         schedule=plan.schedule,
         num_stages=plan.placement.num_stages,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +17,12 @@ from gooseslo.engine.weights import draw_weights, fill_buffers, plan_draws
 from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.names import matches
+from gooseslo.parallel.pipeline.callbacks import Callbacks
 from gooseslo.parallel.pipeline.partition import layer_ranges
 from gooseslo.parallel.pipeline.placement import StagePlacement
 from gooseslo.parallel.pipeline.stage import StageModule, cut_stage
 from gooseslo.parallel.random import RandomStreams
-from gooseslo.parallel.recompute import attach_recomputation
+from gooseslo.parallel.recompute import Around, attach_recomputation
 from gooseslo.parallel.shared import SharedGradients
 from gooseslo.parallel.tensor.apply import split_model
 from gooseslo.parallel.tensor.layouts import Placement
@@ -97,6 +100,7 @@ def build_model(
     streams: RandomStreams,
     sequence_parallel: bool = False,
     recomputed: str | int = "none",
+    callbacks: Callbacks | None = None,
 ) -> LocalModel:
     """Build this rank's stages with random initial weights, equal over all layouts.
 
@@ -122,6 +126,7 @@ def build_model(
             streams=streams,
             sequence_parallel=sequence_parallel,
             recomputed=recomputed,
+            around=functools.partial(_around_recompute, callbacks or Callbacks(), streams, number),
         )
         placements |= found
     models = [stage.model for stage in stages.values()]
@@ -153,6 +158,7 @@ def _build_stage(
     streams: RandomStreams,
     sequence_parallel: bool,
     recomputed: str | int,
+    around: Around,
 ) -> tuple[StageModule, dict[str, Placement]]:
     """One stage, cut from a stock model of its own, and its parameters' boxes."""
     model: Any = empty_model(config, head)
@@ -175,7 +181,7 @@ def _build_stage(
     draw_weights(model, draws, placements, seed=seed)
     fill_buffers(model, policy)
     _attach_streams(model, policy, streams, shards=sequence_parallel)
-    attach_recomputation(model, policy, recomputed)
+    attach_recomputation(model, policy, recomputed, around=around)
 
     score = SCORE if head == CLASSIFICATION else None
     shards = None
@@ -183,6 +189,12 @@ def _build_stage(
         blocks = list(model.get_submodule(policy.layers).children())
         shards = SequenceShards(blocks[0], blocks[-1], group=context.tp_group, is_first=is_first, is_last=is_last)
     return StageModule(model, is_first=is_first, is_last=is_last, shards=shards, score=score), placements
+
+
+def _around_recompute(
+    callbacks: Callbacks, streams: RandomStreams, stage: int
+) -> contextlib.AbstractContextManager[None]:
+    return callbacks.around("recompute", streams.micro_batch, stage)
 
 
 def _tie(models: Sequence[nn.Module], aliases: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,18 +20,20 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gooseslo.policies.policy import Policy
 
+Around = Callable[[], AbstractContextManager[None]]
 
-def attach_recomputation(model: nn.Module, policy: Policy, parts: str | int) -> int:
+
+def attach_recomputation(model: nn.Module, policy: Policy, parts: str | int, *, around: Around) -> int:
     """Let these parts of a stage be computed again: none, full (each block), selective (attention), every n-th block.
 
-    How many they are. Dropout draws the same again, since it is seeded by its place; collectives of a part run again,
-    on all tp ranks alike.
+    How many they are. `around` is entered while a part is computed again. Dropout draws the same again, since it is
+    seeded by its place; collectives of a part run again, on all tp ranks alike.
     """
     if parts == "none":
         return 0
     chosen = list(_chosen(model, policy, parts))
     for module in chosen:
-        module.forward = _recomputed(module.forward)  # type: ignore[method-assign]
+        module.forward = _recomputed(module.forward, around)  # type: ignore[method-assign]
     return len(chosen)
 
 
@@ -42,11 +45,11 @@ def _chosen(model: nn.Module, policy: Policy, parts: str | int) -> Iterator[nn.M
             yield block
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputed(forward: Callable[..., Any], around: Around) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        call = _Call(forward, args, kwargs)
+        call = _Call(forward, args, kwargs, around)
         with saved_tensors_hooks(call.pack, call.unpack):
             return forward(*args, **kwargs)
 
@@ -57,8 +60,8 @@ class _Call:
     """One forward pass of a part. Autograd gets numbers for the tensors it saves; the first that it asks for computes
     them all, and they stay until autograd has let go of every number."""
 
-    def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._forward, self._args, self._kwargs = forward, args, kwargs
+    def __init__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], around: Around):
+        self._forward, self._args, self._kwargs, self._around = forward, args, kwargs, around
         # As they are now: the runtime detaches a stage's output in place when it has been sent.
         self._want_grad = [isinstance(arg, Tensor) and arg.requires_grad for arg in args]
         device = next((arg.device.type for arg in args if isinstance(arg, Tensor)), "cpu")
@@ -96,7 +99,7 @@ class _Call:
             arg.detach().requires_grad_(wants) if isinstance(arg, Tensor) else arg
             for arg, wants in zip(self._args, self._want_grad, strict=True)
         ]
-        with torch.enable_grad(), self._autocast(), saved_tensors_hooks(keep, never):
+        with self._around(), torch.enable_grad(), self._autocast(), saved_tensors_hooks(keep, never):
             self._forward(*args, **self._kwargs)
         assert len(saved) == self._num_saved, f"{len(saved)} tensors were saved again, {self._num_saved} before"
         return saved

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from gooseslo.engine.step import StepLoss
+from gooseslo.parallel.pipeline.callbacks import Callbacks
 from gooseslo.parallel.pipeline.schedule import SequentialRunner
+from gooseslo.parallel.pipeline.stopwatch import Stopwatch
+from gooseslo.parallel.pipeline.work import RankWork
 from gooseslo.parallel.random import RandomStreams
 
 
@@ -12,9 +15,8 @@ def runner(loss, num_micro):
     weight = torch.nn.Parameter(torch.ones(()))
     module = torch.nn.Module()
     module.forward = lambda x: weight * x
-    where = {"first_micro_batch": 0, "num_micro": num_micro, "device": torch.device("cpu")}
-    made = SequentialRunner(module, loss, RandomStreams(0), **where)
-    return made, weight
+    work = RankWork(RandomStreams(0), Stopwatch(torch.device("cpu")), Callbacks(), first_micro_batch=0)
+    return SequentialRunner(module, loss, work, num_micro=num_micro), weight
 
 
 def test_the_mean_is_over_tokens_and_not_over_micro_batches():

@@ -28,7 +28,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.stopwatch import Stopwatch
-from gooseslo.parallel.random import RandomStreams
+from gooseslo.parallel.pipeline.work import RankWork
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits of a micro-batch, its labels) -> its share of the step's loss, a scalar."""
@@ -70,31 +70,31 @@ class SequentialRunner:
         self,
         module: nn.Module,
         loss: LossFunction,
-        streams: RandomStreams,
+        work: RankWork,
         *,
-        first_micro_batch: int,
         num_micro: int,
-        device: torch.device,
     ):
-        self.module, self.loss, self.streams = module, loss, streams
-        self.first_micro_batch, self.num_micro = first_micro_batch, num_micro
-        self.stopwatch = Stopwatch(device)
+        self.module, self.loss, self.work, self.num_micro = module, loss, work, num_micro
+        self.stopwatch = work.stopwatch
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses = []
         self.stopwatch.reset()
         for index, (ids, targets, further) in enumerate(self._micro_batches(input_ids, labels, inputs)):
-            self.streams.micro_batch = self.first_micro_batch + index
-            with self.stopwatch.running():
+            with self.work.running("forward", index, 0):
                 loss = self.loss(self.module(ids, **further), targets)
+            with self.work.running("backward", index, 0):
                 loss.backward()
             losses.append(loss.detach())
         return losses
 
     @torch.no_grad()
     def evaluate(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
-        micro_batches = self._micro_batches(input_ids, labels, inputs)
-        return [self.loss(self.module(ids, **further), targets) for ids, targets, further in micro_batches]
+        losses = []
+        for index, (ids, targets, further) in enumerate(self._micro_batches(input_ids, labels, inputs)):
+            with self.work.running("forward", index, 0):
+                losses.append(self.loss(self.module(ids, **further), targets))
+        return losses
 
     def _micro_batches(
         self, input_ids: Tensor, labels: Tensor, inputs: dict[str, Tensor]
@@ -104,25 +104,15 @@ class SequentialRunner:
             yield ids, targets, {name: parts[index] for name, parts in chunks.items()}
 
 
-class StreamedStage(PipelineStage):
-    """torch's stage, keeping the random streams at the micro-batch whose forward or backward runs, and its time."""
+class WorkingStage(PipelineStage):
+    """torch's stage, whose computations are this rank's work."""
 
-    def __init__(
-        self,
-        *args: Any,
-        streams: RandomStreams,
-        first_micro_batch: int,
-        stopwatch: Stopwatch,
-        splits_backward: bool,
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, work: RankWork, splits_backward: bool, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.streams, self.first_micro_batch, self.stopwatch = streams, first_micro_batch, stopwatch
-        self.splits_backward = splits_backward
+        self.work, self.splits_backward = work, splits_backward
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self.streams.micro_batch = self.first_micro_batch + fwd_chunk_id
-        with self.stopwatch.running():
+        with self.work.running("forward", fwd_chunk_id, self.stage_index):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.has_backward and self.is_last:
             # Without a backward pass torch would keep every micro-batch's logits until the next step.
@@ -136,8 +126,9 @@ class StreamedStage(PipelineStage):
         return output.clone() if detached and output._is_view() else output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self.streams.micro_batch = self.first_micro_batch + bwd_chunk_id
-        with self.stopwatch.running():
+        if not self.has_backward:
+            return None
+        with self.work.running("backward", bwd_chunk_id, self.stage_index):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     # torch's runtime hands gradients from stage to stage of one rank in an evaluation too, where there are none.
@@ -151,8 +142,9 @@ class StreamedStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """What a schedule that splits the backward pass puts off: the weights' gradients."""
-        self.streams.micro_batch = self.first_micro_batch + bwd_chunk_id
-        with self.stopwatch.running():
+        if not self.has_backward:
+            return None
+        with self.work.running("backward_weight", bwd_chunk_id, self.stage_index):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
@@ -172,9 +164,8 @@ class PipelineRunner:
         self,
         stages: Sequence[RankStage],
         loss: LossFunction,
-        streams: RandomStreams,
+        work: RankWork,
         *,
-        first_micro_batch: int,
         num_micro: int,
         schedule: str,
         num_stages: int,
@@ -182,9 +173,9 @@ class PipelineRunner:
         device: torch.device,
     ):
         """`num_stages`: of the whole pipeline."""
-        self.stopwatch = Stopwatch(device)
+        self.stopwatch = work.stopwatch
         torch_stages: list[Any] = [
-            StreamedStage(
+            WorkingStage(
                 stage.module,
                 stage.number,
                 num_stages,
@@ -192,9 +183,7 @@ class PipelineRunner:
                 input_args=stage.example[0],
                 output_args=stage.example[1],
                 group=context.pp_group,
-                streams=streams,
-                first_micro_batch=first_micro_batch,
-                stopwatch=self.stopwatch,
+                work=work,
                 splits_backward=schedule in SPLIT_BACKWARD,
             )
             for stage in stages

@@ -1,0 +1,25 @@
+"""What surrounds every computation of a rank's stages: its place for the random streams, its time, who is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from gooseslo.parallel.pipeline.callbacks import Callbacks
+from gooseslo.parallel.pipeline.stopwatch import Stopwatch
+from gooseslo.parallel.random import RandomStreams
+
+
+class RankWork:
+    """Micro-batches are counted here from 0 on this data-parallel rank, and over all of them for everybody else."""
+
+    def __init__(self, streams: RandomStreams, stopwatch: Stopwatch, callbacks: Callbacks, *, first_micro_batch: int):
+        self.stopwatch = stopwatch
+        self._streams, self._callbacks, self._first = streams, callbacks, first_micro_batch
+
+    @contextlib.contextmanager
+    def running(self, kind: str, micro_batch: int, stage: int) -> Iterator[None]:
+        """Around a computation of one of the callbacks' kinds."""
+        self._streams.micro_batch = self._first + micro_batch
+        with self._callbacks.around(kind, self._streams.micro_batch, stage), self.stopwatch.running():
+            yield
