@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gooseslo.data.order.loader import EvalLoader, TrainLoader
 from gooseslo.data.order.order import training_order
+from gooseslo.engine.callbacks import load_callbacks
 from gooseslo.engine.checkpoint.folders import Retention, read_state
 from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
@@ -31,6 +32,7 @@ from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
+from gooseslo.engine.trace import ChromeTrace
 from gooseslo.engine.worker import Worker
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
@@ -54,7 +56,11 @@ def build_trainer(
     timeout = timedelta(seconds=job.launcher.timeout_seconds)
     context = ParallelContext(plan.topology, worker.rank, timeout=timeout)
     train_loader, eval_loader = build_loaders(job, data, context)
-    train_step = build_step(plan, context, job.train, seed=job.run.seed, device=worker.device)
+    callbacks = load_callbacks(job.parallel.callbacks)
+    if job.logging.trace:
+        callbacks.append(ChromeTrace(worker.run_dir, rank=worker.rank, at=context.at, device=worker.device))
+    seed, device = job.run.seed, worker.device
+    train_step = build_step(plan, context, job.train, seed=seed, device=device, callbacks=callbacks)
     optimizer = build_optimizer(job.optimizer, by_saved_name(train_step))
     lr_at = build_lr_schedule(job.lr_schedule, peak=job.optimizer.lr, horizon=job.train.steps)
     position = Position() if start is None else resume(start, train_step, optimizer, job.optimizer.name)
@@ -217,6 +223,7 @@ def build_step(
         buffer=buffer,
         context=context,
         streams=streams,
+        callbacks=told,
         device=device,
         clip_grad_norm=train.clip_grad_norm,
     )

@@ -93,6 +93,7 @@ class Trainer:
             for observer in self.observers:
                 stack.callback(observer.close)
             stack.callback(self.train_loader.close)
+            stack.callback(self.train_step.callbacks.close)
             position = self._fit(position)
             self._part(self.stop_signal)
             return position

@@ -13,6 +13,7 @@ import torch
 from gooseslo.data.indexed.mixture import Mixture
 from gooseslo.data.supervised.record_files import RecordFiles
 from gooseslo.data.text.text_files import TextCorpus
+from gooseslo.engine.callbacks import check_callbacks
 from gooseslo.engine.run_folder import check_run_folder
 from gooseslo.engine.start import find_start
 from gooseslo.errors import ConfigError
@@ -38,6 +39,7 @@ def preflight(job: TrainJob) -> None:
     elif isinstance(job.data, IndexedDataConfig):
         mixture = Mixture(train=job.data.train, valid=job.data.valid, test=job.data.test, base_dir=Path.cwd())
         mixture.check_samples(splits_to_check(job, mixture.splits), job.train.sequence_length)
+    check_callbacks(job.parallel.callbacks)
     check_run_folder(name=job.run.name, directory=job.run.dir)
     find_start(job)
 

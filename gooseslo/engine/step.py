@@ -16,6 +16,7 @@ from gooseslo.engine.precision import Masters
 from gooseslo.parallel.collectives import Group, all_reduce_
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.pipeline.callbacks import Callbacks
 from gooseslo.parallel.pipeline.schedule import Runner
 from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.tensor.loss import IGNORED, cross_entropy_sum
@@ -79,6 +80,7 @@ class TrainStep:
     buffer: GradientBuffer
     context: ParallelContext
     streams: RandomStreams
+    callbacks: Callbacks
     device: torch.device
     clip_grad_norm: float
 
@@ -103,6 +105,7 @@ class TrainStep:
             clip_gradients(self.buffer.flats, norm, self.clip_grad_norm)
             update()
             self.masters.write_back()
+        self.callbacks.after_step(step)
         return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens, skipped=skipped)
 
     def gradients(

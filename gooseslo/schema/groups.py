@@ -44,6 +44,8 @@ class ParallelConfig:
     """Stages a rank; null: the schedule's own, 1, or 2 for looped_bfs, the interleaved and the V schedules."""
     partition: Any = "parameters"
     """uniform, parameters, or a list with the number of layers of each stage."""
+    callbacks: list[str] = field(default_factory=list)
+    """Import paths, package.module:Class, of classes that are told of each computation of a stage."""
     sequence_parallel: bool = False
     """Norms, dropout and residuals on shards of the sequence: less memory at the same traffic; needs tp > 1."""
 
@@ -209,6 +211,8 @@ class LoggingConfig:
     """Live display on a terminal, plain lines elsewhere."""
     tensorboard: bool = False
     """Event files in the run folder, for `tensorboard --logdir runs`."""
+    trace: bool = False
+    """trace/rank-N.json in the run folder: what each rank computed when, for https://ui.perfetto.dev."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 

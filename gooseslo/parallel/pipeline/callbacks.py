@@ -14,6 +14,20 @@ class PipelineCallback:
     queued in between. What a method raises ends the run.
     """
 
+    def before(self, kind: str, micro_batch: int, stage: int) -> None:
+        """Of any kind (see KINDS): calls the method of that kind."""
+        getattr(self, f"before_{kind}")(micro_batch, stage)
+
+    def after(self, kind: str, micro_batch: int, stage: int) -> None:
+        """Of any kind: calls the method of that kind."""
+        getattr(self, f"after_{kind}")(micro_batch, stage)
+
+    def after_step(self, step: int) -> None:
+        """The weights have been updated, or the update was skipped."""
+
+    def close(self) -> None:
+        """The run ends."""
+
     def before_forward(self, micro_batch: int, stage: int) -> None:
         """Of a training step or an evaluation."""
 
@@ -48,7 +62,17 @@ class Callbacks:
     def around(self, kind: str, micro_batch: int, stage: int) -> Iterator[None]:
         """Tell of the computation inside; `kind` is one of KINDS. What fails inside is not told as done."""
         for callback in self._callbacks:
-            getattr(callback, f"before_{kind}")(micro_batch, stage)
+            callback.before(kind, micro_batch, stage)
         yield
         for callback in reversed(self._callbacks):
-            getattr(callback, f"after_{kind}")(micro_batch, stage)
+            callback.after(kind, micro_batch, stage)
+
+    def after_step(self, step: int) -> None:
+        """Tell of the end of an optimizer step."""
+        for callback in reversed(self._callbacks):
+            callback.after_step(step)
+
+    def close(self) -> None:
+        """Tell of the end of the run."""
+        for callback in reversed(self._callbacks):
+            callback.close()
