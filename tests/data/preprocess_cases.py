@@ -1,7 +1,9 @@
 """What the tests of preprocessing share: the word tokenizer of the fault list, corpora, and one run."""
 
+import contextlib
 import io
 import json
+import os
 import random
 from pathlib import Path
 
@@ -31,6 +33,23 @@ def texts(count, seed=0, longest=60):
     return [
         draw.choice([" ", "  ", "\n"]).join(draw.choices(WORDS[3:], k=draw.randrange(longest))) for _ in range(count)
     ]
+
+
+@contextlib.contextmanager
+def killed_at_a_name(monkeypatch, renamed):
+    """A run of output `out` dies when it is to give its files a name, after so many of them have theirs."""
+    real, count = os.rename, []
+
+    def rename(source, target):
+        if ".out.preprocess" in str(source) and not str(target).endswith("preprocess/tokenizer"):
+            count.append(target)
+            if len(count) > renamed:
+                raise KeyboardInterrupt
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        yield
 
 
 class Bench:

@@ -1,9 +1,7 @@
 """An output that lies inside the input: what a run makes, and what was prepared before, is no text to be read."""
 
-import os
-
 import pytest
-from preprocess_cases import Bench, texts, write_jsonl
+from preprocess_cases import Bench, killed_at_a_name, texts, write_jsonl
 from test_indexed_files import independent_read
 
 from gooseslo.data.preprocess import tokenise
@@ -76,17 +74,7 @@ def test_only_prepared_files(bench):
 def test_a_run_killed_between_two_names_in_its_input(bench, monkeypatch, renamed, given):
     write_jsonl(bench.folder / "in" / "more.jsonl", texts(30))
     bench.run(given, output="whole", **TRAINED)
-    real, count = os.rename, []
-
-    def rename(source, target):
-        if ".out.preprocess" in str(source) and not str(target).endswith("preprocess/tokenizer"):
-            count.append(target)
-            if len(count) > renamed:
-                raise KeyboardInterrupt
-        real(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename)
+    with killed_at_a_name(monkeypatch, renamed):
         try:
             bench.run(given, output="in/out", **TRAINED)
         except KeyboardInterrupt:

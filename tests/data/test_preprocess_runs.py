@@ -15,7 +15,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 import zstandard
-from preprocess_cases import WORDS, Bench, texts, word_tokenizer, write_jsonl
+from preprocess_cases import WORDS, Bench, killed_at_a_name, texts, word_tokenizer, write_jsonl
 from test_indexed_files import independent_read, independent_write
 from transformers import BertTokenizerLegacy
 
@@ -437,17 +437,7 @@ def test_a_run_killed_between_two_names_is_finished_by_resume(bench, monkeypatch
     write_jsonl(bench.folder / "docs.jsonl", [*texts(50), "goose"])
     options = {"tokenizer": None, "train_tokenizer": 300}
     bench.run("docs.jsonl", output="whole", **options)
-    real, count = os.rename, []
-
-    def rename(source, target):
-        if ".out.preprocess" in str(source) and not str(target).endswith("preprocess/tokenizer"):
-            count.append(target)
-            if len(count) > renamed:
-                raise KeyboardInterrupt
-        real(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename)
+    with killed_at_a_name(monkeypatch, renamed):
         try:
             bench.run("docs.jsonl", **options)
         except KeyboardInterrupt:
