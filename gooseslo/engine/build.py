@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gooseslo.data.order.loader import EvalLoader, TrainLoader
 from gooseslo.data.order.order import training_order
@@ -17,6 +17,7 @@ from gooseslo.engine.callbacks import load_callbacks
 from gooseslo.engine.checkpoint.folders import Retention, read_state
 from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
+from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.checkpoint.save import LocalState, save_step
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
@@ -26,7 +27,7 @@ from gooseslo.engine.model import build_model
 from gooseslo.engine.observers import build_observers
 from gooseslo.engine.optimizer import build_optimizer, optimizer_tensors, set_updates
 from gooseslo.engine.plan import Plan
-from gooseslo.engine.precision import CastStage, Masters
+from gooseslo.engine.precision import CastStage
 from gooseslo.engine.requests import Requests
 from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.engine.sources import RunData
@@ -34,7 +35,8 @@ from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
 from gooseslo.engine.trace import ChromeTrace
 from gooseslo.engine.worker import Worker
-from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.data.replicated import Replicated
+from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.callbacks import Callbacks, PipelineCallback
 from gooseslo.parallel.pipeline.schedule import PipelineRunner, RankStage, Runner, SequentialRunner
@@ -113,19 +115,22 @@ def build_loaders(job: TrainJob, data: RunData, context: ParallelContext) -> tup
     return train_loader, eval_loader
 
 
-def by_saved_name(step: TrainStep) -> dict[str, nn.Parameter]:
+def by_saved_name(step: TrainStep) -> list[Part]:
     """What the optimizer steps, by the names that a checkpoint has: a weight tied over two stages has its owner's."""
-    return {step.model.saved_name(name): parameter for name, parameter in step.masters.parameters.items()}
+    return [replace(part, name=step.model.saved_name(part.name)) for part in step.data_parallel.stepped]
 
 
 def resume(start: Path, step: TrainStep, optimizer: torch.optim.Optimizer, optimizer_name: str) -> Position:
     """Fill weights and optimizer from a step folder, of any layout and precision; each rank reads its own slices."""
-    stepped, placements = step.masters.parameters, step.model.placements
+    stepped, weights, state = step.data_parallel.stepped, *(PartTable(step.model.placements) for _ in range(2))
     position = Position(**read_state(start)["position"])
-    load_weights(start, {name: (p.detach(), placements[name]) for name, p in stepped.items()})
-    step.masters.write_back()
-    state = optimizer_tensors(optimizer, optimizer_name, stepped, placements, create=position.updates > 0)
-    load_tensors(start, state, optimizer=True)
+    for part in stepped:
+        weights.add(part, part.parameter.detach())
+    load_weights(start, weights.tensors)
+    step.data_parallel.write_back()
+    for what, part, tensor in optimizer_tensors(optimizer, optimizer_name, stepped, create=position.updates > 0):
+        state.add(part, tensor, what=what)
+    load_tensors(start, state.tensors, optimizer=True)
     set_updates(optimizer, position.updates)
     return position
 
@@ -140,12 +145,17 @@ def build_saver(
     observers: list[Observer],
 ) -> Callable[[Position], Path]:
     """The function that writes a step folder; collective over all ranks."""
-    model, stepped, placements = step.model, step.masters.parameters, step.model.placements
+    model, replicas = step.model, step.data_parallel
 
     def save(position: Position) -> Path:
-        kept = optimizer_tensors(optimizer, job.optimizer.name, stepped, placements)
-        if step.masters.are_copies:
-            kept |= {f"{MASTER}/{name}": (p.detach(), placements[name]) for name, p in stepped.items()}
+        weights, kept = PartTable(model.placements), PartTable(model.placements)
+        for part in replicas.weights:
+            weights.add(part, part.parameter.detach())
+        for what, part, tensor in optimizer_tensors(optimizer, job.optimizer.name, replicas.stepped):
+            kept.add(part, tensor, what=what)
+        if replicas.are_masters:
+            for part in replicas.stepped:
+                kept.add(part, part.parameter.detach(), what=MASTER)
 
         def warn(text: str) -> None:
             logging.getLogger(__name__).warning(text)
@@ -155,10 +165,7 @@ def build_saver(
         return save_step(
             worker.run_dir / CHECKPOINTS,
             position.step,
-            local=LocalState(
-                tensors={name: (p.detach(), placements[name]) for name, p in model.parameters().items()},
-                optimizer=kept,
-            ),
+            local=LocalState(tensors=weights.tensors, optimizer=kept.tensors),
             coordinates=step.context.at,
             topology=asdict(plan.topology),
             state={"step": position.step, "position": asdict(position), "seed": job.run.seed, "data": data.identity},
@@ -203,9 +210,9 @@ def build_step(
         recomputed=train.activation_checkpointing,
         callbacks=told,
     )
-    masters = Masters(model.parameters(), plan.dtypes)
-    buffer = GradientBuffer(list(model.parameters().values()), context.dp_group)
-    masters.take_gradients(buffer)
+    data_parallel = Replicated(
+        model.parameters(), dtype=plan.dtypes.weights, group=context.dp_group, shared=model.shared
+    )
     if plan.head == CLASSIFICATION:
         outputs, group = (0, int(plan.config.num_labels or 0)), None
     else:
@@ -217,10 +224,9 @@ def build_step(
     runner = _build_runner(plan, context, stages, loss, work, shape=shape, outputs=outputs, device=device)
     return TrainStep(
         model=model,
-        masters=masters,
+        data_parallel=data_parallel,
         runner=runner,
         loss=loss,
-        buffer=buffer,
         context=context,
         streams=streams,
         callbacks=told,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +11,20 @@ from gooseslo.parallel.collectives import Group, all_reduce_
 
 
 @torch.no_grad()
-def global_norm(counted: Iterable[nn.Parameter], group: Group, device: torch.device) -> Tensor:
-    """The L2 norm over `group` (tensor x pipeline) of the gradients of `counted`: those this rank answers for.
+def global_norm(counted: Iterable[nn.Parameter], groups: Sequence[Group], device: torch.device) -> Tensor:
+    """The L2 norm over `groups` (tensor x pipeline, data-parallel shards) of the gradients of `counted`.
 
-    A fp64 scalar, bit-equal on all ranks of the group. Collective over `group`.
+    `counted` are those that this rank alone answers for. A fp64 scalar, bit-equal on all ranks of each group, over
+    which the function is collective.
     """
     gradients = [parameter.grad for parameter in counted if parameter.grad is not None]
     total = torch.zeros((), dtype=torch.float64, device=device)
     if gradients:
         norms = torch._foreach_norm(gradients)
         total += torch.stack([norm.double() for norm in norms]).square().sum()
-    return all_reduce_(total, group).sqrt()
+    for group in groups:
+        all_reduce_(total, group)
+    return total.sqrt()
 
 
 @torch.no_grad()

@@ -64,10 +64,10 @@ class LocalModel:
         """The local parameters by name, a tied one once."""
         return local_parameters(stage.model for stage in self.stages.values())
 
-    def sum_shared_gradients(self) -> None:
-        """Make the gradients of all copies of a parameter whole and equal; before the data-parallel sum. Collective."""
-        for shared in (*self.partial, self.tied_ends):
-            shared.sum_()
+    @property
+    def shared(self) -> tuple[SharedGradients, ...]:
+        """What other ranks hold copies of, in the order in which their gradients are to be summed."""
+        return (*self.partial, self.tied_ends)
 
     def saved_name(self, name: str) -> str:
         """The name under which a checkpoint has the parameter."""

@@ -20,7 +20,7 @@ from gooseslo.errors import ConfigError, Fault, PolicyError
 from gooseslo.policies.registry import CAUSAL_LM, CLASSIFICATION, find_policy
 from gooseslo.schema.checks import check_model
 from gooseslo.schema.groups import TrainJob
-from gooseslo.schema.topology import divisors, nearest_numbers
+from gooseslo.schema.sizes import divisors, nearest_numbers
 
 
 def check_against_model(job: TrainJob) -> list[Fault]:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gooseslo.engine.clip import clip_gradients, global_norm
 from gooseslo.engine.model import LocalModel
-from gooseslo.engine.precision import Masters
 from gooseslo.parallel.collectives import Group, all_reduce_
-from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.data.strategy import DataParallel
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.callbacks import Callbacks
 from gooseslo.parallel.pipeline.schedule import Runner
@@ -73,11 +72,9 @@ class TrainStep:
     """Everything one step needs; every method but `stage_seconds` is collective over all ranks."""
 
     model: LocalModel
-    masters: Masters
-    """What the optimizer steps."""
+    data_parallel: DataParallel
     runner: Runner
     loss: StepLoss
-    buffer: GradientBuffer
     context: ParallelContext
     streams: RandomStreams
     callbacks: Callbacks
@@ -102,9 +99,9 @@ class TrainStep:
         # The norm is bit-equal on all ranks of a model replica and over replicas: all skip, or none.
         skipped = not math.isfinite(norm.item())
         if not skipped:
-            clip_gradients(self.buffer.flats, norm, self.clip_grad_norm)
+            clip_gradients(self.data_parallel.flats, norm, self.clip_grad_norm)
             update()
-            self.masters.write_back()
+            self.data_parallel.write_back()
         self.callbacks.after_step(step)
         return StepResult(loss=loss, grad_norm=norm.item(), num_tokens=num_tokens, skipped=skipped)
 
@@ -117,10 +114,9 @@ class TrainStep:
         num_tokens = self._count(labels)
         # A step without any predicted token has a loss of 0, not 0/0.
         self.loss.num_tokens = max(1, num_tokens)
-        self.buffer.zero()
+        self.data_parallel.zero()
         losses = self.runner.train(input_ids.to(self.device), labels.to(self.device), **self._inputs(position_ids))
-        self.model.sum_shared_gradients()
-        self.buffer.reduce()
+        self.data_parallel.reduce()
         return self._total(losses), num_tokens
 
     def evaluate(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> EvalSums:
@@ -142,9 +138,8 @@ class TrainStep:
 
     def norm(self) -> Tensor:
         """The gradient norm of the whole model."""
-        parameters = self.model.parameters()
-        counted = [parameters[name] for name in parameters if name in self.model.counted]
-        return global_norm(counted, self.context.model_group, self.device)
+        counted = [part.parameter for part in self.data_parallel.stepped if part.name in self.model.counted]
+        return global_norm(counted, (self.data_parallel.shard_group, self.context.model_group), self.device)
 
     def _inputs(self, position_ids: Tensor | None) -> dict[str, Tensor]:
         return {} if position_ids is None else {"position_ids": position_ids.to(self.device)}

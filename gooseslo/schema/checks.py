@@ -13,7 +13,9 @@ from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
 from gooseslo.schema.schedules import RULES, check_virtual_stages, stages_per_rank
-from gooseslo.schema.topology import check_topology, divisors, nearest_multiples, nearest_numbers
+from gooseslo.schema.sizes import divisors, nearest_multiples, nearest_numbers
+from gooseslo.schema.topology import check_topology
+from gooseslo.schema.zero import check_zero
 
 RECOMPUTED = ("none", "full", "selective")
 """Values of train.activation_checkpointing beside numbers."""
@@ -28,7 +30,7 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
     faults += check_settings(job.optimizer, TRAIN_BOUNDS)
     faults += _check_run(job) + _check_partition(job) + check_data(job.data) + _check_sequence(job)
-    faults += _check_head(job) + check_virtual_stages(job.parallel)
+    faults += _check_head(job) + check_virtual_stages(job.parallel) + check_zero(job)
     faults += _check_recomputation(job) + _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "device"}

@@ -149,7 +149,11 @@ class WSDScheduleConfig(LRScheduleConfig):
 @dataclass(frozen=True, kw_only=True)
 class ZeroConfig:
     stage: int = 0
-    """0: every data-parallel rank holds the whole optimizer state."""
+    """What the data-parallel ranks share out: 0 nothing, 1 masters and moments of the optimizer."""
+    shard_size: int | None = None
+    """Data-parallel ranks that share one copy; divides dp; null: all of them."""
+    offload: bool = False
+    """Masters and moments in the memory of the CPU, where the update is done; needs zero.stage=1."""
 
 
 @dataclass(frozen=True, kw_only=True)

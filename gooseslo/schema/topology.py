@@ -5,6 +5,8 @@ from __future__ import annotations
 from gooseslo.errors import Fault
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.schedules import chosen_schedule, misfit_of_micro_batches
+from gooseslo.schema.sizes import divisors, nearest_multiples, nearest_numbers
+from gooseslo.schema.zero import check_shard_size
 
 
 def num_workers(job: TrainJob, num_devices: int | None) -> int | None:
@@ -36,9 +38,9 @@ def check_topology(job: TrainJob, num_devices: int | None) -> list[Fault]:
     """Sizes against workers and batch; all sizes must be at least 1."""
     if job.device == "cuda" and num_devices == 0:
         return [Fault(key="device", value="cuda", rule="this machine has no CUDA device", way_out="device=cpu")]
-    faults = _check_workers(job, num_devices)
+    faults, dp = _check_workers(job, num_devices), data_parallel_size(job, num_devices)
     # Where dp is not known yet, dp = 1 already shows what no dp can mend.
-    return faults or _check_batch(job, data_parallel_size(job, num_devices) or 1)
+    return faults or _check_batch(job, dp or 1) + check_shard_size(job.zero, dp)
 
 
 def _check_workers(job: TrainJob, num_devices: int | None) -> list[Fault]:
@@ -114,23 +116,3 @@ def _check_batch(job: TrainJob, dp: int) -> list[Fault]:
         ways += [f"train.global_batch_size={fitting * unit}", "parallel.schedule=gpipe"]
         return [Fault(key="train.global_batch_size", value=batch, rule=rule, way_out=", or ".join(ways))]
     return []
-
-
-def divisors(number: int) -> list[int]:
-    """Every divisor, ascending."""
-    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)})
-
-
-def nearest_multiples(number: int, unit: int, limit: int | None = None) -> str:
-    """The multiples of `unit` on both sides of `number`, in words; none above `limit`."""
-    below = number - number % unit
-    multiples = [multiple for multiple in (below, below + unit) if multiple and (limit is None or multiple <= limit)]
-    return " or ".join(map(str, multiples))
-
-
-def nearest_numbers(number: int, legal: list[int]) -> str:
-    """The legal numbers next to `number` on both sides, in words."""
-    below = [candidate for candidate in legal if candidate < number][-1:]
-    above = [candidate for candidate in legal if candidate >= number][:1]
-    return " or ".join(str(candidate) for candidate in below + above)

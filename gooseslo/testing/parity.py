@@ -6,7 +6,7 @@ mean cross entropy over all tokens, torch's own optimizer. The layout's weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gooseslo.engine.build import build_step
+from gooseslo.engine.checkpoint.manifest import tensor_name
+from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.model_config import make_config
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.step import TrainStep
+from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.policies.registry import CLASSIFICATION
 from gooseslo.schema.data_groups import ClassificationDataConfig, StdlibDataConfig
@@ -160,13 +163,14 @@ def run_reference(case: Case) -> Outcome:
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)
-    start = build_step(plan, context, case.job().train, seed=case.seed, device=device).masters
+    start = build_step(plan, context, case.job().train, seed=case.seed, device=device).data_parallel.stepped
     config = make_config(case.architecture, case.fields, case.head)
     model_class: Any = AutoModelForSequenceClassification if case.head == CLASSIFICATION else AutoModelForCausalLM
     model = model_class.from_config(config, dtype=plan.dtypes.stepped).to(device)
     with torch.no_grad():
+        drawn = {part.name: part.parameter for part in start}
         for name, parameter in model.named_parameters():
-            parameter.copy_(start.parameters[name])
+            parameter.copy_(drawn[name])
     model.train()
     optimizer = OPTIMIZERS[case.optimizer](list(model.parameters()))
     losses, norms, gradients = [], [], []
@@ -207,8 +211,8 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
     plan = make_plan(case.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology, rank)
     step_once = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device(case.device))
-    parameters = step_once.model.parameters()
-    optimizer = OPTIMIZERS[case.optimizer](list(step_once.masters.parameters.values()))
+    replicas = step_once.data_parallel
+    optimizer = OPTIMIZERS[case.optimizer]([part.parameter for part in replicas.stepped])
     losses, norms, gradients = [], [], []
     share = case.samples // case.dp
     mine = slice(context.at.dp * share, (context.at.dp + 1) * share)
@@ -216,33 +220,43 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
         (ids, labels), positions = case.batch(step), case.positions(step)
 
         def update() -> None:
-            gradients.append(gather_full(step_once, {name: p.grad for name, p in parameters.items()}))
+            gradients.append(gather_full(step_once, [(part, part.parameter.grad) for part in replicas.stepped]))
             optimizer.step()
 
         my_positions = None if positions is None else positions[mine]
         result = step_once(ids[mine], labels[mine], my_positions, step=step, update=update)
         losses.append(result.loss)
         norms.append(result.grad_norm)
-    outcome = Outcome(losses=losses, norms=norms, gradients=gradients, weights=gather_full(step_once, parameters))
+    outcome = Outcome(losses=losses, norms=norms, gradients=gradients, weights=full_weights(step_once))
     context.close()
     return outcome
 
 
-def gather_full(step: TrainStep, local: dict[str, Any]) -> dict[str, Tensor]:
-    """Full tensors from every rank's pieces, on all ranks; copies must agree bit for bit, or AssertionError.
+def full_weights(step: TrainStep) -> dict[str, Tensor]:
+    """The model's weights, on all ranks; as `gather_full`."""
+    return gather_full(step, [(part, part.parameter) for part in step.data_parallel.weights])
+
+
+def gather_full(step: TrainStep, held: Iterable[tuple[Part, Any]]) -> dict[str, Tensor]:
+    """Full tensors from every rank's parts of them, on all ranks; copies must agree bit for bit, or AssertionError.
 
     Collective over the world. A rank's name for a tied weight becomes its owner's.
     """
-    model = step.model
-    pieces = {model.saved_name(name): (model.placements[name], tensor.detach().cpu()) for name, tensor in local.items()}
+    table = PartTable(step.model.placements)
+    for part, tensor in held:
+        table.add(part, tensor.detach().cpu())
+    pieces = [
+        (step.model.saved_name(tensor_name(key)), placement, tensor.contiguous())
+        for key, (tensor, placement) in table.tensors.items()
+    ]
     everyone: list[Any] = [pieces]
     if step.context.topology.world_size > 1:
         everyone = [None] * step.context.topology.world_size
         dist.all_gather_object(everyone, pieces)
     full: dict[str, Tensor] = {}
     written: dict[str, Tensor] = {}
-    for rank, held in enumerate(everyone):
-        for name, (placement, tensor) in held.items():
+    for rank, found in enumerate(everyone):
+        for name, placement, tensor in found:
             if name not in full:
                 full[name] = torch.zeros(placement.full_shape, dtype=tensor.dtype)
                 written[name] = torch.zeros(placement.full_shape, dtype=torch.bool)

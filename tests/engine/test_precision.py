@@ -9,8 +9,9 @@ import torch
 from gooseslo.engine.build import build_step, by_saved_name
 from gooseslo.engine.optimizer import build_optimizer
 from gooseslo.engine.plan import make_plan
-from gooseslo.engine.precision import DTYPES, CastStage, Masters
+from gooseslo.engine.precision import DTYPES, CastStage
 from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.data.masters import Masters
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.schema.groups import AdamWConfig
 from gooseslo.schema.ranges import TRAIN_CHOICES
@@ -38,15 +39,15 @@ def dtypes_after_two_steps(rank, world_size, case):
     step, optimizer = built(case, rank)
     for index in range(2):
         step(*case.batch(index), step=index, update=optimizer.step)
-    stepped, weights = step.masters.parameters, step.model.parameters()
+    stepped, weights = step.data_parallel.masters.parameters, step.model.parameters()
     moments = {state[key].dtype for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")}
     return {
         "weights": {p.dtype for p in weights.values()},
         "stepped": {p.dtype for p in stepped.values()},
         "moments": moments,
         "gradients": {p.grad.dtype for p in [*weights.values(), *stepped.values()]},
-        "buffer": {flat.dtype for flat in step.buffer.flats},
-        "views": all(p.grad is step.buffer.views[p] for p in weights.values()),
+        "buffer": {flat.dtype for flat in step.data_parallel.buffer.flats},
+        "views": all(p.grad is step.data_parallel.buffer.views[p] for p in weights.values()),
         "same gradient": all(stepped[n].grad.data_ptr() == p.grad.data_ptr() for n, p in weights.items()),
         "rounded": all(torch.equal(stepped[n].to(p.dtype), p) for n, p in weights.items()),
         "finer": any(not torch.equal(stepped[n], p.to(FP32)) for n, p in weights.items()),
@@ -79,15 +80,18 @@ def test_autocast_keeps_all_of_it_in_fp32():
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_full_precision_steps_its_weights_themselves(precision):
     step, _ = built(case_of(precision=precision))
-    weights, stepped = step.model.parameters(), step.masters.parameters
-    assert all(stepped[name] is parameter for name, parameter in weights.items()) and not step.masters.are_copies
+    weights, stepped = step.model.parameters(), step.data_parallel.masters.parameters
+    assert (
+        all(stepped[name] is parameter for name, parameter in weights.items())
+        and not step.data_parallel.masters.are_copies
+    )
 
 
 def test_the_first_masters_are_the_fp32_draw_and_the_weights_its_rounding():
     drawn = built(case_of(precision="fp32"))[0].model.parameters()
     step, _ = built(case_of())
     for name, value in drawn.items():
-        assert torch.equal(step.masters.parameters[name], value)
+        assert torch.equal(step.data_parallel.masters.parameters[name], value)
         assert torch.equal(step.model.parameters()[name], value.to(BF16))
     autocast, _ = built(case_of("autocast"))
     assert all(torch.equal(autocast.model.parameters()[name], value) for name, value in drawn.items())
@@ -119,7 +123,7 @@ def test_ranks_are_added_in_fp32():
 def test_a_master_takes_updates_that_its_weight_cannot():
     """1 - 1e-3 rounds to 1 in bf16 (its spacing below 1 is 2^-8 / 2); four of them do not."""
     weights = {"w": torch.nn.Parameter(torch.ones(1))}
-    masters = Masters(weights, DTYPES["bf16", "master"])
+    masters = Masters(weights, BF16)
     masters.take_gradients(GradientBuffer([weights["w"]], None))
     optimizer = torch.optim.SGD(masters.parameters.values(), lr=1e-3)
     seen = []
@@ -135,11 +139,11 @@ def test_a_master_takes_updates_that_its_weight_cannot():
 def test_a_skipped_step_leaves_masters_and_weights():
     step, optimizer = built(case_of())
     with torch.no_grad():
-        step.masters.parameters["transformer.ln_f.weight"][0] = torch.inf
-    step.masters.write_back()
-    before = {name: p.detach().clone() for name, p in step.masters.parameters.items()}
+        step.data_parallel.masters.parameters["transformer.ln_f.weight"][0] = torch.inf
+    step.data_parallel.masters.write_back()
+    before = {name: p.detach().clone() for name, p in step.data_parallel.masters.parameters.items()}
     assert step(*case_of().batch(0), step=0, update=optimizer.step).skipped
-    assert all(torch.equal(before[name], p) for name, p in step.masters.parameters.items())
+    assert all(torch.equal(before[name], p) for name, p in step.data_parallel.masters.parameters.items())
 
 
 @pytest.mark.parametrize(("mode", "hidden", "logits"), [("master", BF16, BF16), ("autocast", FP32, BF16)])
@@ -167,7 +171,7 @@ def test_matrix_products_are_bf16_under_autocast_and_norms_are_not():
 def losses_on_ranks(rank, world_size, case):
     """The losses and gradient norms of the case's steps."""
     step, _ = built(case, rank)
-    optimizer = OPTIMIZERS[case.optimizer](list(step.masters.parameters.values()))
+    optimizer = OPTIMIZERS[case.optimizer](list(step.data_parallel.masters.parameters.values()))
     share = case.samples // case.dp
     mine = slice(step.context.at.dp * share, (step.context.at.dp + 1) * share)
     results = []

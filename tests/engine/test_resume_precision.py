@@ -57,7 +57,7 @@ def part_of_a_run(rank, world_size, case, run_dir, start, stop_after, optimizer)
     trainer, position = build_trainer(worker, job, plan, data, start=start)
     trainer.fit(position)
     model = trainer.train_step.model
-    stepped = by_saved_name(trainer.train_step)
+    stepped = {part.name: part.parameter for part in by_saved_name(trainer.train_step)}
     weights = {
         saved: (parameter.detach().clone(), stepped[saved].detach().clone())
         for saved, parameter in ((model.saved_name(name), p) for name, p in model.parameters().items())

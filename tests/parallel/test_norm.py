@@ -17,7 +17,7 @@ def clipped(rank, world_size):
     split.grad.fill_(3.0 + rank)
     replicated.grad.fill_(12.0)
     counted = [split, replicated] if rank == 0 else [split]
-    norm = global_norm(counted, context.model_group, torch.device("cpu"))
+    norm = global_norm(counted, [context.model_group], torch.device("cpu"))
     clip_gradients(buffer.flats, norm, 1.0)
     return norm.item(), split.grad.item(), replicated.grad.item()
 
@@ -34,5 +34,5 @@ def test_a_limit_of_zero_and_a_small_norm_change_nothing():
         parameter = torch.nn.Parameter(torch.zeros(2))
         buffer = GradientBuffer([parameter], None)
         parameter.grad.copy_(torch.tensor([5.0, 12.0]))
-        clip_gradients(buffer.flats, global_norm([parameter], None, torch.device("cpu")), limit)
+        clip_gradients(buffer.flats, global_norm([parameter], [None], torch.device("cpu")), limit)
         assert parameter.grad.tolist() == [5.0, 12.0]

@@ -86,14 +86,15 @@ def accumulated(rank, world_size, case):
     step.model.module.train()
     parts = []
     for index in (0, 1):
-        step.buffer.zero()
+        step.data_parallel.buffer.zero()
         step.runner.train(*case.batch(index))
-        parts.append([flat.clone() for flat in step.buffer.flats])
-    step.buffer.zero()
+        parts.append([flat.clone() for flat in step.data_parallel.buffer.flats])
+    step.data_parallel.buffer.zero()
     for index in (0, 1):
         step.runner.train(*case.batch(index))
     return [
-        ((a + b) - both).abs().max().item() / both.abs().max().item() for a, b, both in zip(*parts, step.buffer.flats)
+        ((a + b) - both).abs().max().item() / both.abs().max().item()
+        for a, b, both in zip(*parts, step.data_parallel.buffer.flats)
     ]
 
 

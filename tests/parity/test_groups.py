@@ -12,7 +12,7 @@ from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.schema.groups import AdamWConfig
 from gooseslo.testing.models import tiny_fields
-from gooseslo.testing.parity import Case, gather_full
+from gooseslo.testing.parity import Case, full_weights
 from gooseslo.testing.ranks import run_ranks
 
 RATES = (0.0, 2e-3, 4e-3)
@@ -44,12 +44,12 @@ def trained(rank, world_size, case):
     plan = make_plan(case.job(), num_devices=0)
     context = ParallelContext(plan.topology, rank)
     step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
-    first = gather_full(step, {name: p.detach().clone() for name, p in step.model.parameters().items()})
+    first = full_weights(step)
     optimizer = build_optimizer(CONFIG, by_saved_name(step))
     for index, rate in enumerate(RATES):
         set_lr(optimizer, rate)
         step(*case.batch(index), step=index, update=optimizer.step)
-    last = gather_full(step, step.model.parameters())
+    last = full_weights(step)
     context.close()
     return first, last
 

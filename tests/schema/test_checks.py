@@ -155,7 +155,7 @@ def test_stages_and_micro_batches_of_a_schedule(schedule, keys, words):
         "optimizer.eps=0",
         "lr_schedule.min_ratio=2",
         "lr_schedule.warmup_steps=-1",
-        "zero.stage=1",
+        "zero.stage=7",
         "data.vocab_size=0",
         "checkpoint.keep=-1",
         "checkpoint.resume=nevr",

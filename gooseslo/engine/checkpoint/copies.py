@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from gooseslo.engine.checkpoint.manifest import MASTER, canonical_name
+from gooseslo.engine.checkpoint.manifest import MASTER, canonical_name, tensor_name
 from gooseslo.engine.checkpoint.ranks import Ranks
 from gooseslo.parallel.mesh import Coordinates
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
@@ -59,9 +59,10 @@ def describe_differences(
 def _boxes(held: Mapping[str, tuple[torch.Tensor, Placement]], tied: Mapping[str, str]) -> dict[Key, torch.Tensor]:
     """Views of the local tensors, one for each box of the full ones."""
     found: dict[Key, torch.Tensor] = {}
-    for name, (tensor, placement) in held.items():
+    for key, (tensor, placement) in held.items():
+        name = tensor_name(canonical_name(key, tied))
         for box, local_box in zip(placement.boxes, placement.local_boxes(), strict=True):
-            found.setdefault((canonical_name(name, tied), box), tensor.detach()[slices(local_box)])
+            found.setdefault((name, box), tensor.detach()[slices(local_box)])
     return found
 
 

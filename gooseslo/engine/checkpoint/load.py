@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gooseslo.engine.checkpoint.manifest import MASTER, Manifest, Piece, TensorEntry, intersect, num_elements
+from gooseslo.engine.checkpoint.manifest import (
+    MASTER,
+    Manifest,
+    Piece,
+    TensorEntry,
+    intersect,
+    num_elements,
+    tensor_name,
+)
 from gooseslo.errors import CheckpointError
 from gooseslo.parallel.tensor.layouts import Box, Placement, slices
 
@@ -31,7 +39,7 @@ def load_tensors(
     manifest = manifest or Manifest.read(folder)
     manifest.check_sizes(folder)
     entries = manifest.optimizer if optimizer else manifest.tensors
-    found = {name: _find(folder, manifest, entries, name, *placed) for name, placed in wanted.items()}
+    found = {key: _find(folder, manifest, entries, tensor_name(key), *placed) for key, placed in wanted.items()}
     with ExitStack() as stack:
         reader = _Reader(folder, stack)
         for name, (tensor, placement) in wanted.items():
@@ -45,7 +53,7 @@ def load_weights(folder: Path, wanted: Mapping[str, tuple[torch.Tensor, Placemen
     So a run may go on in another precision than the one that it was saved in; otherwise as `load_tensors`.
     """
     manifest = Manifest.read(folder)
-    masters = {name for name in wanted if manifest.canonical(f"{MASTER}/{name}") in manifest.optimizer}
+    masters = {key for key in wanted if manifest.canonical(f"{MASTER}/{tensor_name(key)}") in manifest.optimizer}
     exact = {f"{MASTER}/{name}": placed for name, placed in wanted.items() if name in masters}
     load_tensors(folder, exact, optimizer=True, manifest=manifest)
     rest = {name: placed for name, placed in wanted.items() if name not in masters}

@@ -17,6 +17,8 @@ FORMAT = 1
 FILE_NAME = "manifest.json"
 MASTER = "master"
 """Prefix of a 16-bit weight's fp32 master among the optimizer's tensors: master/transformer.wte.weight."""
+NUMBER = "#"
+"""Between a tensor's name and the number of one of its parts, in the key of what is stored; no name has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +138,16 @@ class Manifest:
         return canonical_name(name, self.tied)
 
 
-def canonical_name(name: str, tied: Mapping[str, str]) -> str:
-    """`name` with a tied alias replaced, also after an optimizer prefix: exp_avg/lm_head.weight."""
+def canonical_name(key: str, tied: Mapping[str, str]) -> str:
+    """`key` with a tied alias replaced, also after an optimizer prefix and before a part's number: exp_avg/wte#1."""
+    name, mark, number = key.partition(NUMBER)
     prefix, slash, parameter = name.rpartition("/")
-    return prefix + slash + tied.get(parameter, parameter)
+    return prefix + slash + tied.get(parameter, parameter) + mark + number
+
+
+def tensor_name(key: str) -> str:
+    """The name of the tensor that a stored part belongs to."""
+    return key.partition(NUMBER)[0]
 
 
 def file_entry(path: Path) -> FileEntry:

@@ -26,6 +26,7 @@ from gooseslo.engine.checkpoint.manifest import (
     TensorEntry,
     canonical_name,
     file_entry,
+    tensor_name,
 )
 from gooseslo.engine.checkpoint.ranks import Ranks
 from gooseslo.errors import CheckpointError, SaveError
@@ -148,16 +149,18 @@ def _begin(checkpoints: Path, step: int) -> Path:
 def _share(ranks: Ranks, held: PlacedTensors, tied: Mapping[str, str]) -> _Share:
     """Of all boxes that this rank holds, those that no lower rank holds. Collective."""
     named: dict[str, tuple[torch.Tensor, Placement]] = {}
-    for name, placed in held.items():
-        named.setdefault(canonical_name(name, tied), placed)
-    boxes_by_rank = ranks.gather({name: placement.boxes for name, (_, placement) in named.items()})
-    taken = {(name, box) for lower in boxes_by_rank[: ranks.rank] for name, boxes in lower.items() for box in boxes}
+    for key, placed in held.items():
+        named.setdefault(canonical_name(key, tied), placed)
+    boxes_by_rank = ranks.gather(
+        [(tensor_name(key), box) for key, (_, placement) in named.items() for box in placement.boxes]
+    )
+    taken = {named_box for lower in boxes_by_rank[: ranks.rank] for named_box in lower}
     share = {}
-    for name, (tensor, placement) in named.items():
-        assert tuple(tensor.shape) == placement.local_shape, (name, tuple(tensor.shape), placement)
-        own = [index for index, box in enumerate(placement.boxes) if (name, box) not in taken]
+    for key, (tensor, placement) in named.items():
+        assert tuple(tensor.shape) == placement.local_shape, (key, tuple(tensor.shape), placement)
+        own = [index for index, box in enumerate(placement.boxes) if (tensor_name(key), box) not in taken]
         if own:
-            share[name] = _restrict(tensor, placement, own)
+            share[key] = _restrict(tensor, placement, own)
     return _Share(tensors=share)
 
 
@@ -243,7 +246,8 @@ def _join(by_rank: Sequence[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry
     """Entries of the same name with all their pieces. CheckpointError if they do not make a whole tensor."""
     joined: dict[str, TensorEntry] = {}
     for entries in by_rank:
-        for name, entry in entries.items():
+        for key, entry in entries.items():
+            name = tensor_name(key)
             before = joined.get(name)
             if before is not None:
                 if (before.shape, before.dtype) != (entry.shape, entry.dtype):

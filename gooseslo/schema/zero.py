@@ -1,0 +1,28 @@
+"""What ZeRO's stages ask of the job: the sharing of optimizer state, gradients and weights by data-parallel ranks."""
+
+from __future__ import annotations
+
+from gooseslo.errors import Fault
+from gooseslo.schema.groups import TrainJob, ZeroConfig
+from gooseslo.schema.sizes import divisors, nearest_numbers
+
+
+def check_zero(job: TrainJob) -> list[Fault]:
+    """Keys of the group that do not fit one another or the rest of the job, whatever the workers."""
+    zero, faults = job.zero, []
+    if zero.stage == 0:
+        for key, value in (("zero.shard_size", zero.shard_size), ("zero.offload", zero.offload or None)):
+            if value is not None:
+                rule = "zero.stage=0 shares nothing out"
+                faults.append(Fault(key=key, value=value, rule=rule, way_out="zero.stage=1, or leave it out"))
+    return faults
+
+
+def check_shard_size(zero: ZeroConfig, dp: int | None) -> list[Fault]:
+    """A number of sharing ranks that does not divide the data-parallel ranks; None: these are not known yet."""
+    size = zero.shard_size
+    if size is None or dp is None or dp % size == 0:
+        return []
+    rule = f"does not divide the data-parallel size, {dp}"
+    way_out = f"nearest: {nearest_numbers(size, divisors(dp))}"
+    return [Fault(key="zero.shard_size", value=size, rule=rule, way_out=way_out)]
