@@ -106,6 +106,28 @@ class ParallelContext:
         self._subgroups.append(mine)
         return mine
 
+    def data_groups(self, shard_size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+        """This rank's group of `shard_size` neighbouring dp ranks, and that of the ranks at its place in the others.
+
+        Groups of one are None. Collective on every rank; `shard_size` divides dp.
+        """
+        topology = self.topology
+        assert topology.dp % shard_size == 0, (topology, shard_size)
+        if shard_size in (1, topology.dp):
+            return (None, self.dp_group) if shard_size == 1 else (self.dp_group, None)
+        mine: list[dist.ProcessGroup] = []
+        together = [range(first, first + shard_size) for first in range(0, topology.dp, shard_size)]
+        apart = [range(first, topology.dp, shard_size) for first in range(shard_size)]
+        for places in (together, apart):
+            for pp, tp, dps in product(range(topology.pp), range(topology.tp), places):
+                ranks = [topology.rank(tp=tp, pp=pp, dp=dp) for dp in dps]
+                group = dist.new_group(ranks, timeout=self.timeout)
+                if self.rank in ranks:
+                    mine.append(group)
+        self._subgroups += mine
+        shard_group, replica_group = mine
+        return shard_group, replica_group
+
     @property
     def is_first_stage(self) -> bool:
         return self.at.pp == 0

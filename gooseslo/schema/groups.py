@@ -149,7 +149,7 @@ class WSDScheduleConfig(LRScheduleConfig):
 @dataclass(frozen=True, kw_only=True)
 class ZeroConfig:
     stage: int = 0
-    """What the data-parallel ranks share out: 0 nothing, 1 masters and moments of the optimizer."""
+    """What the data-parallel ranks share out: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights too."""
     shard_size: int | None = None
     """Data-parallel ranks that share one copy; divides dp; null: all of them."""
     offload: bool = False

@@ -54,7 +54,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "lr_schedule.warmup_steps": at_least(0),
     "lr_schedule.min_ratio": FRACTION,
     "lr_schedule.decay_steps": at_least(1),
-    "zero.stage": Bound("must be 0 or 1", lambda value: value in (0, 1)),
+    "zero.stage": Bound("must be 0, 1, 2 or 3", lambda value: value in (0, 1, 2, 3)),
     "zero.shard_size": at_least(1),
     "data.vocab_size": at_least(1),
     "data.samples": at_least(1),

@@ -6,6 +6,9 @@ from gooseslo.errors import Fault
 from gooseslo.schema.groups import TrainJob, ZeroConfig
 from gooseslo.schema.sizes import divisors, nearest_numbers
 
+UNHOOKED = {"interleaved_zb": "interleaved_1f1b", "zbv": "interleaved_1f1b", "dualpipev": "interleaved_1f1b"}
+"""Schedules that split the backward pass into inputs and weights, and the nearest that does not."""
+
 
 def check_zero(job: TrainJob) -> list[Fault]:
     """Keys of the group that do not fit one another or the rest of the job, whatever the workers."""
@@ -15,7 +18,20 @@ def check_zero(job: TrainJob) -> list[Fault]:
             if value is not None:
                 rule = "zero.stage=0 shares nothing out"
                 faults.append(Fault(key=key, value=value, rule=rule, way_out="zero.stage=1, or leave it out"))
-    return faults
+    if zero.stage >= 2 and zero.offload:
+        rule = f"zero.stage={zero.stage} keeps its shards where it computes"
+        faults.append(Fault(key="zero.offload", value=True, rule=rule, way_out="zero.stage=1, or leave it out"))
+    return faults + _check_schedule(job)
+
+
+def _check_schedule(job: TrainJob) -> list[Fault]:
+    """Stages 2 and 3 gather weights and share gradients out by hooks of the backward pass."""
+    if job.zero.stage < 2 or job.parallel.pp == 1 or job.parallel.schedule not in UNHOOKED:
+        return []
+    schedule = job.parallel.schedule
+    rule = f"the {schedule} schedule computes weight gradients apart, which zero.stage={job.zero.stage} would not see"
+    way_out = f"nearest: parallel.schedule={UNHOOKED[schedule]}, or zero.stage=1"
+    return [Fault(key="parallel.schedule", value=schedule, rule=rule, way_out=way_out)]
 
 
 def check_shard_size(zero: ZeroConfig, dp: int | None) -> list[Fault]:
