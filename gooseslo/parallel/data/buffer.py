@@ -97,7 +97,7 @@ class GradientBuffer:
         if group is None:
             return self._sum_over_replicas(index)
         return [
-            dist.reduce_scatter_tensor(flat[low:high], flat[start:stop], group=group, async_op=True)
+            dist.reduce_scatter_single(flat[low:high], flat[start:stop], group=group, async_op=True)
             for (start, stop), (low, high) in zip(layout.buckets, layout.own)
         ]
 

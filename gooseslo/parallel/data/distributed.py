@@ -67,7 +67,7 @@ class DistributedOptimizer:
         if self.shard_group is None:
             return
         works = [
-            dist.all_gather_into_tensor(weights[start:stop], weights[low:high], group=self.shard_group, async_op=True)
+            dist.all_gather_single(weights[start:stop], weights[low:high], group=self.shard_group, async_op=True)
             for weights, layout in zip(self._flat_weights, self.buffer.layouts)
             for (start, stop), (low, high) in zip(layout.buckets, layout.own)
         ]
