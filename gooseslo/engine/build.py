@@ -19,7 +19,7 @@ from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
 from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.checkpoint.save import LocalState, save_step
-from gooseslo.engine.data_parallel import build_data_parallel
+from gooseslo.engine.data_parallel import build_data_parallel, segment
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
 from gooseslo.engine.lr_schedule import build_lr_schedule
@@ -47,6 +47,8 @@ from gooseslo.parallel.tensor.layouts import split_vocabulary
 from gooseslo.policies.registry import CLASSIFICATION, find_policy
 from gooseslo.schema.groups import TrainConfig, TrainJob, ZeroConfig
 
+NOTHING_SHARED = ZeroConfig()
+
 
 def build_trainer(
     worker: Worker, job: TrainJob, plan: Plan, data: RunData, *, start: Path | None
@@ -62,7 +64,7 @@ def build_trainer(
     if job.logging.trace:
         callbacks.append(ChromeTrace(worker.run_dir, rank=worker.rank, at=context.at, device=worker.device))
     seed, device = job.run.seed, worker.device
-    train_step = build_step(plan, context, job.train, job.zero, seed=seed, device=device, callbacks=callbacks)
+    train_step = build_step(plan, context, job.train, seed=seed, device=device, zero=job.zero, callbacks=callbacks)
     optimizer = build_optimizer(job.optimizer, by_saved_name(train_step))
     lr_at = build_lr_schedule(job.lr_schedule, peak=job.optimizer.lr, horizon=job.train.steps)
     position = Position() if start is None else resume(start, train_step, optimizer, job.optimizer.name)
@@ -184,18 +186,19 @@ def build_step(
     plan: Plan,
     context: ParallelContext,
     train: TrainConfig,
-    zero: ZeroConfig | None = None,
     *,
     seed: int,
     device: torch.device,
+    zero: ZeroConfig = NOTHING_SHARED,
     callbacks: Sequence[PipelineCallback] = (),
 ) -> TrainStep:
-    """Model, data parallelism and schedule of this rank, ready to train; collective over all ranks.
+    """Model, gradient buffer and schedule of this rank, ready to train; collective over all ranks.
 
-    `zero` None: stage 0. The weights are the random initial ones of `seed`, equal whatever the layout.
+    The weights are the random initial ones of `seed`, equal whatever the layout.
     """
     streams, told = RandomStreams(seed, context.at.tp), Callbacks(callbacks)
-    work = RankWork(streams, Stopwatch(device), told, first_micro_batch=context.at.dp * plan.num_micro_batches)
+    num_micro = plan.num_micro_batches
+    work = RankWork(streams, Stopwatch(device), told, first_micro_batch=context.at.dp * num_micro, num_micro=num_micro)
     policy = find_policy(plan.config.model_type, plan.head)
     model = build_model(
         plan.config,
@@ -212,7 +215,14 @@ def build_step(
         recomputed=train.activation_checkpointing,
         callbacks=told,
     )
-    data_parallel = build_data_parallel(model, zero or ZeroConfig(), plan.dtypes, context, layers=policy.layers)
+    segments = segment(model)
+    data_parallel = build_data_parallel(model, segments, context, zero, dtype=plan.dtypes.weights, layers=policy.layers)
+
+    def complete(stage: int) -> None:
+        for number in segments.of_stage[stage]:
+            data_parallel.begin_reduce(number)
+
+    work.complete = complete
     if plan.head == CLASSIFICATION:
         outputs, group = (0, int(plan.config.num_labels or 0)), None
     else:

@@ -1,9 +1,15 @@
-"""Which way of data parallelism a run takes: what its ZeRO stage says, where there are ranks to share with."""
+"""Which way a run keeps its data-parallel copies equal, and in which segments a rank's gradients are reduced."""
 
 from __future__ import annotations
 
-from gooseslo.engine.model import LocalModel
-from gooseslo.engine.precision import Dtypes
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gooseslo.engine.model import LocalModel, local_parameters
+from gooseslo.parallel.data.distributed import DistributedOptimizer
+from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.data.fully_sharded import FullySharded, ShardedStage
 from gooseslo.parallel.data.replicated import Replicated
 from gooseslo.parallel.data.strategy import DataParallel
@@ -11,28 +17,85 @@ from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.schema.groups import ZeroConfig
 
 
-def build_data_parallel(
-    model: LocalModel, zero: ZeroConfig, dtypes: Dtypes, context: ParallelContext, *, layers: str
-) -> DataParallel:
-    """The strategy over this rank's weights, which may be shared out in place; collective over all ranks.
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """A rank's parameters in the order of their reduction."""
 
-    `layers`: the name of the blocks in a stage's model.
+    parameters: list[dict[str, nn.Parameter]]
+    of_stage: dict[int, tuple[int, ...]]
+    """Stage -> the segments that its last backward pass completes; what other ranks share is left for the end."""
+
+
+def build_data_parallel(
+    model: LocalModel,
+    segments: Segments,
+    context: ParallelContext,
+    zero: ZeroConfig,
+    *,
+    dtype: torch.dtype,
+    layers: str,
+) -> DataParallel:
+    """The way of `zero.stage`; collective over all ranks.
+
+    `dtype`: of the weights; `layers`: the name of the blocks in a stage's model.
     """
-    shard_group, replica_group = None, context.dp_group
-    if zero.stage >= 2:
-        shard_group, replica_group = context.data_groups(zero.shard_size or context.topology.dp)
-    if shard_group is None:  # a rank that holds a copy alone shares nothing out, whatever the stage
-        return Replicated(model.parameters(), dtype=dtypes.weights, group=replica_group, shared=model.shared)
-    stages = [
-        ShardedStage(module=stage, blocks=list(stage.model.get_submodule(layers).children()))
-        for stage in model.stages.values()
-    ]
-    return FullySharded(
-        model.parameters(),
-        stages,
-        dtype=dtypes.weights,
-        shard_group=shard_group,
-        replica_group=replica_group,
+    if zero.stage == 0:
+        return Replicated(segments.parameters, dtype=dtype, group=context.dp_group, shared=model.shared)
+    shard_group, replica_group = context.shard_groups(zero.shard_size or context.topology.dp)
+    if zero.stage >= 2 and shard_group is not None:  # who holds a copy alone has nothing to share out
+        return FullySharded(
+            model.parameters(),
+            [
+                ShardedStage(module=stage, blocks=list(stage.model.get_submodule(layers).children()))
+                for stage in model.stages.values()
+            ],
+            dtype=dtype,
+            shard_group=shard_group,
+            replica_group=replica_group,
+            shared=model.shared,
+            keep_gathered=zero.stage == 2,
+        )
+    return DistributedOptimizer(
+        segments.parameters,
+        dtype=dtype,
+        sharding=Sharding(shard_group=shard_group, replica_group=replica_group),
         shared=model.shared,
-        keep_gathered=zero.stage == 2,
+        offload=zero.offload,
     )
+
+
+def segment(model: LocalModel) -> Segments:
+    """Segments so that every rank that holds copies of parameters has them in one alike, and so cuts them alike.
+
+    Equal shards are computed by equal instructions: copies stay equal, bit for bit. First what is shared with other
+    ranks, then of each stage what tp ranks hold whole, then what they split.
+    """
+    names = {parameter: name for name, parameter in model.parameters().items()}
+    taken: set[nn.Parameter] = set()
+    found: list[dict[str, nn.Parameter]] = []
+
+    def add(parameters: list[nn.Parameter]) -> int | None:
+        fresh = {names[p]: p for p in dict.fromkeys(parameters) if p not in taken}
+        taken.update(fresh.values())
+        if fresh:
+            found.append(fresh)
+        return len(found) - 1 if fresh else None
+
+    for shared in model.shared:
+        add([shared.parameters[name] for name in sorted(shared.parameters)])
+    in_several = _in_several_stages(model)
+    add(in_several)
+    of_stage = {}
+    for number, stage in model.stages.items():
+        # The last layers' gradients are complete first.
+        own = list(reversed(local_parameters([stage.model]).values()))
+        is_whole = {p: model.placements[names[p]].dim is None for p in own}
+        numbers = [add([p for p in own if is_whole[p]]), add([p for p in own if not is_whole[p]])]
+        of_stage[number] = tuple(number for number in numbers if number is not None)
+    return Segments(parameters=found, of_stage=of_stage)
+
+
+def _in_several_stages(model: LocalModel) -> list[nn.Parameter]:
+    """A weight that two stages of this rank tie: complete when both are."""
+    of_stages = [set(local_parameters([stage.model]).values()) for stage in model.stages.values()]
+    return [p for p in model.parameters().values() if sum(p in stage for stage in of_stages) > 1]

@@ -106,27 +106,26 @@ class ParallelContext:
         self._subgroups.append(mine)
         return mine
 
-    def data_groups(self, shard_size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-        """This rank's group of `shard_size` neighbouring dp ranks, and that of the ranks at its place in the others.
+    def shard_groups(self, size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+        """The `size` neighbouring dp ranks that this rank shares a copy with, and the ranks with the same share.
 
-        Groups of one are None. Collective on every rank; `shard_size` divides dp.
+        `size` divides dp. Collective on every rank.
         """
         topology = self.topology
-        assert topology.dp % shard_size == 0, (topology, shard_size)
-        if shard_size in (1, topology.dp):
-            return (None, self.dp_group) if shard_size == 1 else (self.dp_group, None)
+        assert topology.dp % size == 0
+        if size in (1, topology.dp):
+            return (self.dp_group, None) if size > 1 else (None, self.dp_group)
+        blocks = [range(first, first + size) for first in range(0, topology.dp, size)]
+        strides = [range(first, topology.dp, size) for first in range(size)]
         mine: list[dist.ProcessGroup] = []
-        together = [range(first, first + shard_size) for first in range(0, topology.dp, shard_size)]
-        apart = [range(first, topology.dp, shard_size) for first in range(shard_size)]
-        for places in (together, apart):
-            for pp, tp, dps in product(range(topology.pp), range(topology.tp), places):
-                ranks = [topology.rank(tp=tp, pp=pp, dp=dp) for dp in dps]
+        for dps in (blocks, strides):
+            for pp, tp, along in product(range(topology.pp), range(topology.tp), dps):
+                ranks = [topology.rank(tp=tp, pp=pp, dp=dp) for dp in along]
                 group = dist.new_group(ranks, timeout=self.timeout)
                 if self.rank in ranks:
                     mine.append(group)
         self._subgroups += mine
-        shard_group, replica_group = mine
-        return shard_group, replica_group
+        return mine[0], mine[1]
 
     @property
     def is_first_stage(self) -> bool:

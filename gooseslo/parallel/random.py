@@ -40,10 +40,12 @@ class RandomStreams:
             torch.cuda.manual_seed(seed)
 
     def attach(self, module: nn.Module, name: str, *, split: bool) -> None:
-        """Seed before each training forward of `module`."""
+        """Seed before each training forward of `module`; not by a hook, which recomputation would pass by."""
+        forward = module.forward
 
-        def before(module: nn.Module, args: Any) -> None:
+        def seeded(*args: Any, **kwargs: Any) -> Any:
             if module.training:
                 self.seed(name, split=split)
+            return forward(*args, **kwargs)
 
-        module.register_forward_pre_hook(before)
+        module.forward = seeded  # type: ignore[method-assign]

@@ -67,7 +67,9 @@ class Case:
     steps: int = 3
     activation_checkpointing: str | int = "none"
     clip_grad_norm: float = 0.0
-    zero: ZeroConfig = ZeroConfig()  # noqa: RUF009  # frozen
+    zero_stage: int = 0
+    zero_shard_size: int | None = None
+    zero_offload: bool = False
     seed: int = 0
     ignore_some_labels: bool = False
     documents: bool = False
@@ -102,9 +104,9 @@ class Case:
                 activation_checkpointing=self.activation_checkpointing,
                 clip_grad_norm=self.clip_grad_norm,
             ),
+            zero=ZeroConfig(stage=self.zero_stage, shard_size=self.zero_shard_size, offload=self.zero_offload),
             data=ClassificationDataConfig(train="-") if self.head == CLASSIFICATION else StdlibDataConfig(),
             launcher=LauncherConfig(workers=self.world_size),
-            zero=self.zero,
             device=self.device,
         )
 
@@ -160,8 +162,9 @@ class Outcome:
 
 def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights; in fp32 for a bf16 case."""
-    alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False, zero=ZeroConfig())
+    alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False)
     alone = replace(alone, schedule="auto", virtual_stages=None, partition="uniform")
+    alone = replace(alone, zero_stage=0, zero_shard_size=None, zero_offload=False)
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)
@@ -212,7 +215,9 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
     """The case on its own mesh, full tensors gathered on every rank; collective over the case's world."""
     plan = make_plan(case.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology, rank)
-    step_once = build_step(plan, context, case.job().train, case.zero, seed=case.seed, device=torch.device(case.device))
+    step_once = build_step(
+        plan, context, case.job().train, zero=case.job().zero, seed=case.seed, device=torch.device(case.device)
+    )
     replicas = step_once.data_parallel
     optimizer = OPTIMIZERS[case.optimizer]([part.parameter for part in replicas.stepped])
     losses, norms, gradients = [], [], []

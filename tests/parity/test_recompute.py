@@ -28,6 +28,14 @@ def test_it_changes_nothing(schedule, virtual_stages, parts):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_dropout_of_the_attention_alone_draws_the_same_again(family):
+    given = case("1f1b", 1, family=family, micro_batch_size=1)
+    given = replace(given, fields={**given.fields, **DROPOUT[family]})
+    again = replace(given, activation_checkpointing="selective")
+    assert_parity(layout(given), layout(again), loss=1e-12, tensors=1e-9)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
 def test_dropout_draws_the_same_again(schedule, virtual_stages, family):
     """Against the same layout without it: one process of plain transformers draws otherwise."""

@@ -10,7 +10,7 @@ section 5; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -88,14 +88,15 @@ class FullySharded:
         """In the dtype of the computation; copies, where the shards are finer."""
         if not self.are_masters:
             return self.stepped
-        return [
-            replace(part, parameter=nn.Parameter(part.parameter.detach().to(self._dtype))) for part in self.stepped
-        ]
+        return [replace(part, parameter=nn.Parameter(part.parameter.detach().to(self._dtype))) for part in self.stepped]
 
     def zero(self) -> None:
         self.flats = []
         for part, shard in zip(self.stepped, self._shards):
             part.parameter.grad = shard.grad = None
+
+    def begin_reduce(self, segment: int) -> None:
+        """Nothing to do: each backward pass has shared its gradients out."""
 
     @torch.no_grad()
     def reduce(self) -> None:
@@ -138,10 +139,10 @@ def _shard_stage(
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=stepped, cast_forward_inputs=False)
     stage.module.register_forward_hook(_without_views)
     for module in (*stage.blocks, stage.module):
-        before, after = list(module._forward_pre_hooks), list(module._forward_hooks)
+        others = {*module._forward_pre_hooks, *module._forward_hooks}
         wrapped = fully_shard(module, mesh=mesh, reshard_after_forward=not keep_gathered, mp_policy=policy)
         if module is not stage.module:
-            _move_inwards(module, before, after)
+            _move_inwards(module, others)
         # The loss is divided by the whole step's tokens already. Only with "sums alone" does gloo take a factor.
         wrapped.set_gradient_divide_factor(1.0)
         wrapped.set_force_sum_reduction_for_comms(True)
@@ -153,16 +154,17 @@ def _without_views(module: nn.Module, args: object, output: Tensor) -> Tensor:
     return output.clone() if output._is_view() else output
 
 
-def _move_inwards(module: nn.Module, before: Sequence[int], after: Sequence[int]) -> None:
-    """Put FSDP2's hooks next to the computation.
+def _move_inwards(module: nn.Module, others: Set[int]) -> None:
+    """Put FSDP2's hooks next to the computation, inside the `others`.
 
     Sequence parallelism exchanges a block's input and output for stand-ins that have no gradient, on which FSDP2
     could hang nothing.
     """
-    for hook in reversed(before):
-        module._forward_pre_hooks.move_to_end(hook, last=False)
-    for hook in after:
-        module._forward_hooks.move_to_end(hook)
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    for hook in [hook for hook in before if hook not in others]:
+        before[hook] = before.pop(hook)
+    for hook in [hook for hook in after if hook in others]:
+        after[hook] = after.pop(hook)
 
 
 def _first_element(shape: tuple[int, ...], group: dist.ProcessGroup) -> int:

@@ -39,11 +39,15 @@ class DataParallel(Protocol):
     shard_group: Group
     """The ranks that step a copy of the model together; None: each steps its own."""
 
-    weights: list[Part]
-    """What this rank holds of the model itself between steps."""
+    @property
+    def weights(self) -> list[Part]:
+        """What this rank holds of the model itself between steps, in the model's dtype."""
 
     def zero(self) -> None:
         """Forget the last step's gradients; replaces `optimizer.zero_grad()`."""
+
+    def begin_reduce(self, segment: int) -> None:
+        """Nothing more will be added to the gradients of a segment in this step: its sum may begin."""
 
     def reduce(self) -> None:
         """Sum gradients over all ranks that saw a part of them; the loss is already divided by the step's tokens."""

@@ -79,12 +79,13 @@ class SequentialRunner:
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses = []
-        self.stopwatch.reset()
+        self.work.begin()
         for index, (ids, targets, further) in enumerate(self._micro_batches(input_ids, labels, inputs)):
             with self.work.running("forward", index, 0):
                 loss = self.loss(self.module(ids, **further), targets)
             with self.work.running("backward", index, 0):
                 loss.backward()
+            self.work.gradients_done(0)
             losses.append(loss.detach())
         return losses
 
@@ -129,7 +130,10 @@ class WorkingStage(PipelineStage):
         if not self.has_backward:
             return None
         with self.work.running("backward", bwd_chunk_id, self.stage_index):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if kwargs.get("full_backward", True):
+            self.work.gradients_done(self.stage_index)
+        return result
 
     # torch's runtime hands gradients from stage to stage of one rank in an evaluation too, where there are none.
 
@@ -145,7 +149,9 @@ class WorkingStage(PipelineStage):
         if not self.has_backward:
             return None
         with self.work.running("backward_weight", bwd_chunk_id, self.stage_index):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            result = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self.work.gradients_done(self.stage_index)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +179,7 @@ class PipelineRunner:
         device: torch.device,
     ):
         """`num_stages`: of the whole pipeline."""
-        self.stopwatch = work.stopwatch
+        self.work, self.stopwatch = work, work.stopwatch
         torch_stages: list[Any] = [
             WorkingStage(
                 stage.module,
@@ -203,7 +209,7 @@ class PipelineRunner:
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
-        self.stopwatch.reset()
+        self.work.begin()
         self.schedule.step(*self._inputs(input_ids), **self._keywords(inputs, labels, losses), return_outputs=False)
         return [loss.detach() for loss in losses]
 
