@@ -12,6 +12,9 @@ LAYOUTS = [
     {"tp": 2, "dp": 2, "zero_stage": 1},
     {"pp": 2, "dp": 2, "zero_stage": 1, "zero_offload": True},
     {"dp": 4, "zero_stage": 1, "zero_shard_size": 2},
+    {"tp": 2, "dp": 2, "zero_stage": 3},
+    {"pp": 2, "dp": 2, "zero_stage": 2},
+    {"dp": 4, "zero_stage": 3, "zero_shard_size": 2},
 ]
 
 
