@@ -20,7 +20,7 @@ def check_zero(job: TrainJob) -> list[Fault]:
                 faults.append(Fault(key=key, value=value, rule=rule, way_out="zero.stage=1, or leave it out"))
     if zero.stage >= 2 and zero.offload:
         rule = f"zero.stage={zero.stage} keeps its shards where it computes"
-        faults.append(Fault(key="zero.offload", value=True, rule=rule, way_out="zero.stage=1, or leave it out"))
+        faults.append(Fault(key="zero.offload", value="true", rule=rule, way_out="zero.stage=1, or leave it out"))
     return faults + _check_schedule(job)
 
 

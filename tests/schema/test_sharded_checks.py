@@ -27,7 +27,7 @@ def test_other_schedules_are_not_refused(stage, schedule):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_offload_is_stage_1s(stage):
     (message,) = messages(job_with(zero__stage=stage, zero__offload=True))
-    assert message.startswith("zero.offload=") and "zero.stage=1, or leave it out" in message
+    assert message.startswith("zero.offload=true: ") and "zero.stage=1, or leave it out" in message
 
 
 @pytest.mark.parametrize("stage", [-1, 4])
