@@ -3,9 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from test_recompute import DROPOUT
 from test_schedules import case as schedule_case
 
+from gooseslo.engine.build import build_step
+from gooseslo.engine.plan import make_plan
+from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.testing.parity import assert_parity, run_layout, run_reference
 from gooseslo.testing.ranks import run_ranks
 
@@ -69,17 +73,20 @@ SPECIAL = [
     (3, "gpt2", *NONE, {"tp": 2, "sequence_parallel": True}),
     (2, "llama", "1f1b", 1, {"tp": 2, "pp": 2, "dp": 1}, {}),
     (3, "llama", "1f1b", 1, {"pp": 1, "dp": 4}, {"shard_size": 2}),
-    (2, "gpt2", "1f1b", 1, {"pp": 2, "dp": 4}, {"shard_size": 2}),
     (3, "gpt2", "1f1b", 1, {"pp": 1, "dp": 2}, {"shard_size": 1}),
     (3, "gpt2", "interleaved_1f1b", 2, {}, {"ignore_some_labels": True}),
     (2, "llama", "1f1b", 1, {}, {"documents": True}),
 ]
-MANY = [(2, "gpt2", "1f1b", 1, {"pp": 2, "dp": 4}, {"shard_size": 2})]
+MANY = [
+    (2, "gpt2", "1f1b", 1, {"pp": 2, "dp": 4}, {"shard_size": 2}),
+    # Only between stages does sequence parallelism give the blocks stand-ins without a gradient.
+    (3, "llama", "1f1b", 1, {"tp": 2, "pp": 2}, {"sequence_parallel": True}),
+]
 
 
 @pytest.mark.parametrize(
     ("stage", "family", "schedule", "virtual_stages", "sizes", "changes"),
-    [pytest.param(*cell, marks=pytest.mark.slow) if cell in MANY else cell for cell in SPECIAL],
+    [*SPECIAL, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in MANY)],
 )
 def test_other_layouts_fp64(stage, family, schedule, virtual_stages, sizes, changes):
     given = case(schedule, virtual_stages, sizes, stage=stage, family=family, **changes)
@@ -120,3 +127,31 @@ def test_bf16(stage, mode, sizes):
     """Against stage 0 of the same layout: the same products in bf16, and the same sums in fp32 in another order."""
     given = case("1f1b", 1, sizes, stage=stage, family="llama", precision="bf16", bf16_mode=mode, steps=1)
     assert_parity(layout(replace(given, zero_stage=0)), layout(given), loss=1e-6, tensors=1e-5)
+
+
+def spoil_one_step(rank, world_size, case):
+    """The second of three steps has a NaN in one rank's loss: what was skipped, and whether weights moved, by step."""
+    plan = make_plan(case.job(), num_devices=0)
+    context, job = ParallelContext(plan.topology, rank), case.job()
+    step_once = build_step(plan, context, job.train, zero=job.zero, seed=0, device=torch.device("cpu"))
+    stepped = [part.parameter for part in step_once.data_parallel.stepped]
+    optimizer, loss = torch.optim.AdamW(stepped, lr=0.01), step_once.loss
+    share, found = case.samples // case.dp, []
+    for step in range(3):
+        factor = float("nan") if step == 1 and rank == world_size - 1 else 1.0
+        step_once.runner.loss = lambda *args, factor=factor: loss(*args) * factor
+        before = [parameter.detach().clone() for parameter in stepped]
+        ids, labels = (tensor[context.at.dp * share :][:share] for tensor in case.batch(step))
+        result = step_once(ids, labels, step=step, update=optimizer.step)
+        moved = [not torch.equal(one, other) for one, other in zip(before, stepped)]
+        found.append((result.skipped, any(moved)))
+    context.close()
+    return found
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("sizes", [{"pp": 1}, pytest.param({}, marks=pytest.mark.slow)])
+def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks(stage, sizes):
+    given = case("1f1b", 1, sizes, stage=stage)
+    for found in run_ranks(spoil_one_step, given.world_size, given):
+        assert found == [(False, True), (True, False), (False, True)]
