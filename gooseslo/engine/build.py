@@ -19,7 +19,7 @@ from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
 from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.checkpoint.save import LocalState, save_step
-from gooseslo.engine.data_parallel import build_data_parallel, segment
+from gooseslo.engine.data_parallel import build_data_parallel, reduce_early, segment
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
 from gooseslo.engine.lr_schedule import build_lr_schedule
@@ -217,12 +217,7 @@ def build_step(
     )
     segments = segment(model)
     data_parallel = build_data_parallel(model, segments, context, zero, dtype=plan.dtypes.weights, layers=policy.layers)
-
-    def complete(stage: int) -> None:
-        for number in segments.of_stage[stage]:
-            data_parallel.begin_reduce(number)
-
-    work.complete = complete
+    reduce_early(segments, data_parallel, work)
     if plan.head == CLASSIFICATION:
         outputs, group = (0, int(plan.config.num_labels or 0)), None
     else:

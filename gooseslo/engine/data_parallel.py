@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from gooseslo.engine.model import LocalModel, local_parameters
+from gooseslo.parallel.data.buffer import BUCKET_BYTES
 from gooseslo.parallel.data.distributed import DistributedOptimizer
 from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.data.fully_sharded import FullySharded, ShardedStage
 from gooseslo.parallel.data.replicated import Replicated
 from gooseslo.parallel.data.strategy import DataParallel
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.pipeline.work import RankWork
 from gooseslo.schema.groups import ZeroConfig
 
 
@@ -74,12 +77,12 @@ def segment(model: LocalModel) -> Segments:
     taken: set[nn.Parameter] = set()
     found: list[dict[str, nn.Parameter]] = []
 
-    def add(parameters: list[nn.Parameter]) -> int | None:
-        fresh = {names[p]: p for p in dict.fromkeys(parameters) if p not in taken}
-        taken.update(fresh.values())
-        if fresh:
-            found.append(fresh)
-        return len(found) - 1 if fresh else None
+    def add(parameters: list[nn.Parameter]) -> list[int]:
+        fresh = [p for p in dict.fromkeys(parameters) if p not in taken]
+        taken.update(fresh)
+        first = len(found)
+        found.extend({names[p]: p for p in piece} for piece in _pieces(fresh))
+        return list(range(first, len(found)))
 
     for shared in model.shared:
         add([shared.parameters[name] for name in sorted(shared.parameters)])
@@ -90,9 +93,53 @@ def segment(model: LocalModel) -> Segments:
         # The last layers' gradients are complete first.
         own = list(reversed(local_parameters([stage.model]).values()))
         is_whole = {p: model.placements[names[p]].dim is None for p in own}
-        numbers = [add([p for p in own if is_whole[p]]), add([p for p in own if not is_whole[p]])]
-        of_stage[number] = tuple(number for number in numbers if number is not None)
+        numbers = add([p for p in own if is_whole[p]]) + add([p for p in own if not is_whole[p]])
+        of_stage[number] = tuple(numbers)
     return Segments(parameters=found, of_stage=of_stage)
+
+
+def reduce_early(segments: Segments, data_parallel: DataParallel, work: RankWork) -> None:
+    """Let each segment of a stage be summed as soon as the stage's last backward pass has completed it.
+
+    A backward pass that is split gives no sign of single parameters: then when the stage is complete.
+    """
+    for stage, numbers in segments.of_stage.items():
+        for number in numbers:
+            _begin_when_complete(list(segments.parameters[number].values()), number, stage, data_parallel, work)
+
+    def complete(stage: int) -> None:
+        for number in segments.of_stage[stage]:
+            data_parallel.begin_reduce(number)
+
+    work.complete = complete
+
+
+def _begin_when_complete(
+    parameters: list[nn.Parameter], number: int, stage: int, data_parallel: DataParallel, work: RankWork
+) -> None:
+    seen: set[nn.Parameter] = set()
+
+    def accumulated(parameter: nn.Parameter) -> None:
+        if work.is_last(stage):
+            seen.add(parameter)
+            if len(seen) == len(parameters):
+                seen.clear()
+                data_parallel.begin_reduce(number)
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(accumulated)
+
+
+def _pieces(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """In order, each of at least a bucket."""
+    piece: list[nn.Parameter] = []
+    for parameter in parameters:
+        piece.append(parameter)
+        if sum(p.numel() for p in piece) * 4 >= BUCKET_BYTES:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
 
 
 def _in_several_stages(model: LocalModel) -> list[nn.Parameter]:

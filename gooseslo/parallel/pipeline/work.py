@@ -34,6 +34,10 @@ class RankWork:
         self.stopwatch.reset()
         self._done.clear()
 
+    def is_last(self, stage: int) -> bool:
+        """Whether the backward pass that runs, or is next, is the stage's last in this step."""
+        return self._done[stage] == self._num_micro - 1
+
     def gradients_done(self, stage: int) -> None:
         """The backward pass of another micro-batch has ended, that of the weights included."""
         self._done[stage] += 1
