@@ -155,3 +155,28 @@ def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks(stage, sizes):
     given = case("1f1b", 1, sizes, stage=stage)
     for found in run_ranks(spoil_one_step, given.world_size, given):
         assert found == [(False, True), (True, False), (False, True)]
+
+
+def evaluate_twice(rank, world_size, case):
+    """Loss of a batch before and after the weights were changed from outside."""
+    plan = make_plan(case.job(), num_devices=0)
+    context, job = ParallelContext(plan.topology, rank), case.job()
+    step_once = build_step(plan, context, job.train, zero=job.zero, seed=0, device=torch.device("cpu"))
+    share, found = case.samples // case.dp, []
+    ids, labels = (tensor[context.at.dp * share :][:share] for tensor in case.batch(0))
+    for _ in range(2):
+        found.append(step_once.evaluate(ids, labels).loss)
+        with torch.no_grad():
+            for part in step_once.data_parallel.stepped:
+                part.parameter.mul_(1.5)
+        step_once.data_parallel.write_back()
+    context.close()
+    return found
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_evaluation_sees_the_weights_as_they_are(stage):
+    given = case("1f1b", 1, {"pp": 1}, stage=stage)
+    plain = run_ranks(evaluate_twice, 2, replace(given, zero_stage=0))[0]
+    assert run_ranks(evaluate_twice, 2, given)[0] == pytest.approx(plain, rel=1e-12)
+    assert plain[0] != pytest.approx(plain[1], rel=1e-3)

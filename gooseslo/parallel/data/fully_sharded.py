@@ -91,7 +91,7 @@ class FullySharded:
         return [replace(part, parameter=nn.Parameter(part.parameter.detach().to(self._dtype))) for part in self.stepped]
 
     def zero(self) -> None:
-        self.flats = []
+        self.flats.clear()
         for part, shard in zip(self.stepped, self._shards):
             part.parameter.grad = shard.grad = None
 
@@ -101,10 +101,7 @@ class FullySharded:
     @torch.no_grad()
     def reduce(self) -> None:
         """The sum over the shard group is done; what remains is to sum what other ranks see of the same shards."""
-        for module in self._modules:
-            for group in module.modules():
-                if isinstance(group, FSDPModule):
-                    group.reshard()
+        self._forget_gathered()
         for part, shard in zip(self.stepped, self._shards):
             gradient = shard.grad
             if gradient is None:  # no micro-batch used the weight; an optimizer decays it all the same
@@ -114,10 +111,17 @@ class FullySharded:
                 part.parameter.grad = gradient._local_tensor.view(-1)
         for shared in self._shared:
             shared.sum_()
-        self.flats = [part.parameter.grad for part in self.stepped if part.parameter.grad is not None]
+        self.flats += [part.parameter.grad for part in self.stepped if part.parameter.grad is not None]
 
     def write_back(self) -> None:
-        """Nothing to do: weights are gathered from what was stepped."""
+        """Weights are gathered from what was stepped; those of an evaluation may still be there from before."""
+        self._forget_gathered()
+
+    def _forget_gathered(self) -> None:
+        for module in self._modules:
+            for group in module.modules():
+                if isinstance(group, FSDPModule):
+                    group.reshard()
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[nn.Parameter, tuple[nn.Module, str]]]:
