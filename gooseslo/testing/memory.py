@@ -22,15 +22,27 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum({id(storage): storage.nbytes() for storage in map(_storage, tensors)}.values())
 
 
-def parameter_bytes() -> int:
-    """Of everything alive that is a parameter: weights, and what an optimizer steps in their place."""
-    return num_bytes(tensor for tensor in _alive() if isinstance(tensor, nn.Parameter))
+class Alive:
+    """Counts what has come alive since this was made: a process of several tests keeps something of each."""
 
+    def __init__(self) -> None:
+        self._before = {id(storage): storage for storage in map(_storage, _alive())}  # held, so that no id comes again
 
-def gradient_bytes() -> int:
-    """Of the gradients of everything alive, with the flat tensors that they are views of."""
-    leaves = [tensor for tensor in _alive() if tensor.is_leaf and tensor.grad is not None]
-    return num_bytes(leaf.grad for leaf in leaves if leaf.grad is not None)
+    def parameter_bytes(self) -> int:
+        """Of everything that is a parameter: weights, and what an optimizer steps in their place."""
+        return num_bytes(tensor for tensor in self._since() if isinstance(tensor, nn.Parameter))
+
+    def gradient_bytes(self) -> int:
+        """Of all gradients, with the flat tensors that they are views of."""
+        leaves = [tensor for tensor in self._since() if tensor.is_leaf]
+        return num_bytes(leaf.grad for leaf in leaves if leaf.grad is not None)
+
+    def counts(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it was not there before."""
+        return id(storage) not in self._before
+
+    def _since(self) -> list[Tensor]:
+        return [tensor for tensor in _alive() if self.counts(_storage(tensor))]
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -39,14 +51,15 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 class PeakBytes(TorchDispatchMode):
-    """The most bytes that were alive after any operation inside, the backward pass included; not collective.
+    """The most bytes, of what `alive` counts, after any operation inside, the backward pass included; not collective.
 
     What an operation frees before it returns is not seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alive: Alive) -> None:
         super().__init__()
         self.most = 0
+        self._alive = alive
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._sizes: dict[int, int] = {}
         self._total = 0
@@ -80,6 +93,8 @@ class PeakBytes(TorchDispatchMode):
 
     def _see(self, tensor: Tensor) -> None:
         storage = _storage(tensor)
+        if not self._alive.counts(storage):
+            return
         key = id(storage)
         if key not in self._storages:
             self._storages[key] = weakref.ref(storage, lambda _: self._forget(key))

@@ -8,7 +8,7 @@ import torch
 from gooseslo.engine.build import build_step
 from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
-from gooseslo.testing.memory import PeakBytes, gradient_bytes, num_bytes, optimizer_bytes, parameter_bytes
+from gooseslo.testing.memory import Alive, PeakBytes, num_bytes, optimizer_bytes
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
 from gooseslo.testing.ranks import run_ranks
@@ -25,6 +25,7 @@ def case(stage, *, n_layer=12, **changes):
 
 def measure(rank, world_size, case):
     """Bytes of this rank, of the second step: weights between steps, gradients before the update, moments, peak."""
+    alive = Alive()
     plan = make_plan(case.job(), num_devices=0)
     context = ParallelContext(plan.topology, rank)
     job = case.job()
@@ -34,15 +35,15 @@ def measure(rank, world_size, case):
     gradients = []
 
     def update():
-        gradients.append(gradient_bytes())
+        gradients.append(alive.gradient_bytes())
         optimizer.step()
 
     share = case.samples // case.dp
     for step in range(2):
         ids, labels = (tensor[context.at.dp * share :][:share] for tensor in case.batch(step))
-        with PeakBytes() if step else contextlib.nullcontext() as peak:
+        with PeakBytes(alive) if step else contextlib.nullcontext() as peak:
             step_once(ids, labels, step=step, update=update)
-    found = {"weights": parameter_bytes(), "optimizer": optimizer_bytes(optimizer), "peak": peak.most}
+    found = {"weights": alive.parameter_bytes(), "optimizer": optimizer_bytes(optimizer), "peak": peak.most}
     context.close()
     return {**found, "gradients": gradients[-1], "parameters": sum(p.numel() for p in stepped)}
 
@@ -89,7 +90,7 @@ def test_views_count_once_and_freed_storages_not():
 
 
 def test_the_peak_counts_what_was_alive_at_once():
-    with PeakBytes() as peak:
+    with PeakBytes(Alive()) as peak:
         before = peak.most
         first = torch.zeros(1000)
         second = first + 1
@@ -100,8 +101,9 @@ def test_the_peak_counts_what_was_alive_at_once():
 
 
 def test_the_peak_sees_what_only_autograd_holds():
+    alive = Alive()
     weight = torch.zeros(1000, requires_grad=True)
-    with PeakBytes() as peak:
+    with PeakBytes(alive) as peak:
         before = peak.most
         total = (weight.exp().exp().exp()).sum()  # three results are saved, of which no name is left
         kept = peak.now() - before
