@@ -269,6 +269,7 @@ def _build_runner(
         work,
         num_micro=num_micro,
         schedule=plan.schedule,
+        table=plan.table,
         num_stages=plan.placement.num_stages,
         context=context,
         device=device,
