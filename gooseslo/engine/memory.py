@@ -143,7 +143,8 @@ def activation_bytes(workload: Workload) -> LayerCosts:
 
         for part in recomputed_parts(stage.stage.model, policy, workload.recomputed):
             part.forward = _keeping_inputs(part.forward, pack)  # type: ignore[method-assign]
-        # A mask of its own: the model would look into the positions, which have no values here.
+        # A mask of its own: the model would look into the positions, which have no values here. Under a mask grouped
+        # key-value heads are repeated, so these count a little more than they may be.
         mask = torch.empty(workload.samples, 1, *[workload.sequence_length] * 2, dtype=torch.bool, device=_META)
         own.add(mask.untyped_storage()._cdata)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), _FusedAttention():
