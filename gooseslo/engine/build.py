@@ -271,6 +271,7 @@ def _build_runner(
         schedule=plan.schedule,
         table=plan.table,
         num_stages=plan.placement.num_stages,
+        micro_shape=shape,
         context=context,
         device=device,
     )

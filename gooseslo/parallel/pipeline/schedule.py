@@ -31,6 +31,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from gooseslo.errors import TopologyError
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.stopwatch import Stopwatch
 from gooseslo.parallel.pipeline.work import RankWork
@@ -180,11 +181,15 @@ class PipelineRunner:
         num_micro: int,
         schedule: str,
         num_stages: int,
+        micro_shape: tuple[int, int],
         context: ParallelContext,
         device: torch.device,
         table: Table | None = None,
     ):
-        """`num_stages`: of the whole pipeline; `table`: what each rank computes, where `schedule` is no name."""
+        """`num_stages`: of the whole pipeline; `micro_shape`: the samples and tokens that the stages' buffers hold;
+        `table`: what each rank computes, where `schedule` is no name.
+        """
+        self.shape = (num_micro * micro_shape[0], micro_shape[1])
         self.stopwatch = work.stopwatch
         torch_stages: list[Any] = [
             WorkingStage(
@@ -234,6 +239,9 @@ class PipelineRunner:
             return self.loss(logits, labels)
 
     def _inputs(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        if input_ids.shape != self.shape:  # torch would cut what a stage receives to its buffers, and say nothing
+            given, made = ("{} samples of {} tokens".format(*shape) for shape in (input_ids.shape, self.shape))
+            raise TopologyError(f"a batch of {given}: the stages of this pipeline exchange {made}")
         return (input_ids,) if self.is_first else ()
 
     def _keywords(self, inputs: dict[str, Tensor], labels: Tensor, losses: list[Tensor]) -> dict[str, Any]:
