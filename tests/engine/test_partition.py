@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
-from gooseslo.engine import layout, measure
+from gooseslo.engine import layout, measure, memory
 from gooseslo.engine.measure import measured_seconds
 from gooseslo.engine.memory import RankBytes, activation_bytes, parameter_bytes
 from gooseslo.engine.model_config import make_config
@@ -240,6 +240,16 @@ def test_the_fullest_rank_is_as_small_as_can_be(schedule):
     cost, counts = rank_bytes(schedule, 8)
     every = [each for each in itertools.product(range(1, 5), repeat=len(counts)) if sum(each) == 4]
     assert sum(counts) == 4 and max(cost(counts)) == min(max(cost(each)) for each in every)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_the_state_is_that_of_what_a_rank_holds(schedule, monkeypatch):
+    """Four fp32 numbers a parameter under AdamW; the tied table on both ends, or once where one rank has both."""
+    monkeypatch.setattr(memory, "activation_bytes", lambda given: LayerCosts(layers=(0.0,) * 4, first=0.0, last=0.0))
+    cost, counts = rank_bytes(schedule, 8)
+    layers = f"parallel.partition=[{','.join(map(str, counts))}]"
+    plan = plan_of(f"parallel.schedule={schedule}", layers, "model.config.n_positions=64")
+    assert cost(counts) == [16 * plan.local_parameters[rank, 0] for rank in (0, 1)]
 
 
 def test_memory_follows_the_schedule():
