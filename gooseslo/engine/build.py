@@ -279,7 +279,9 @@ def _build_runner(
         work,
         num_micro=num_micro,
         schedule=plan.schedule,
+        table=plan.table,
         num_stages=plan.placement.num_stages,
+        micro_shape=shape,
         context=context,
         device=device,
     )
