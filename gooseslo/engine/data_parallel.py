@@ -29,19 +29,24 @@ class Segments:
 
 
 def build_data_parallel(
-    model: LocalModel, segments: Segments, context: ParallelContext, zero: ZeroConfig, *, dtype: torch.dtype
+    model: LocalModel, context: ParallelContext, zero: ZeroConfig, work: RankWork, *, dtype: torch.dtype
 ) -> DataParallel:
-    """The way of `zero.stage`; `dtype`: of the weights. Collective over all ranks."""
+    """The way of `zero.stage`, told by `work` what is complete; `dtype`: of the weights. Collective over all ranks."""
+    segments = segment(model)
+    data_parallel: DataParallel
     if zero.stage == 0:
-        return Replicated(segments.parameters, dtype=dtype, group=context.dp_group, shared=model.shared)
-    shard_group, replica_group = context.shard_groups(zero.shard_size or context.topology.dp)
-    return DistributedOptimizer(
-        segments.parameters,
-        dtype=dtype,
-        sharding=Sharding(shard_group=shard_group, replica_group=replica_group),
-        shared=model.shared,
-        offload=zero.offload,
-    )
+        data_parallel = Replicated(segments.parameters, dtype=dtype, group=context.dp_group, shared=model.shared)
+    else:
+        shard_group, replica_group = context.shard_groups(zero.shard_size or context.topology.dp)
+        data_parallel = DistributedOptimizer(
+            segments.parameters,
+            dtype=dtype,
+            sharding=Sharding(shard_group=shard_group, replica_group=replica_group),
+            shared=model.shared,
+            offload=zero.offload,
+        )
+    reduce_early(segments, data_parallel, work)
+    return data_parallel
 
 
 def segment(model: LocalModel) -> Segments:

@@ -86,15 +86,17 @@ def accumulated(rank, world_size, case):
     step.model.module.train()
     parts = []
     for index in (0, 1):
-        step.data_parallel.buffer.zero()
+        step.data_parallel.zero()
         step.runner.train(*case.batch(index))
-        parts.append([flat.clone() for flat in step.data_parallel.buffer.flats])
-    step.data_parallel.buffer.zero()
+        step.data_parallel.buffer.reduce()
+        parts.append([flat.clone() for flat in step.data_parallel.flats])
+    step.data_parallel.zero()
     for index in (0, 1):
         step.runner.train(*case.batch(index))
+        step.data_parallel.buffer.reduce()
     return [
         ((a + b) - both).abs().max().item() / both.abs().max().item()
-        for a, b, both in zip(*parts, step.data_parallel.buffer.flats)
+        for a, b, both in zip(*parts, step.data_parallel.flats)
     ]
 
 
@@ -115,7 +117,8 @@ def gradient_of_parts(rank, world_size, case):
         placed = labels.clone()
         placed[third:] = -100
         step.gradients(ids[order], placed[order], step=0)
-        found.append(gather_full(step, {name: p.grad.clone() for name, p in step.model.parameters().items()}))
+        parts = step.data_parallel.stepped
+        found.append(gather_full(step, [(part, part.parameter.grad) for part in parts]))
     return found
 
 
