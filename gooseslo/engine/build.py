@@ -19,7 +19,7 @@ from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
 from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.checkpoint.save import LocalState, save_step
-from gooseslo.engine.data_parallel import build_data_parallel, reduce_early, segment
+from gooseslo.engine.data_parallel import build_data_parallel
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
 from gooseslo.engine.lr_schedule import build_lr_schedule
@@ -215,9 +215,7 @@ def build_step(
         recomputed=train.activation_checkpointing,
         callbacks=told,
     )
-    segments = segment(model)
-    data_parallel = build_data_parallel(model, segments, context, zero, dtype=plan.dtypes.weights, layers=policy.layers)
-    reduce_early(segments, data_parallel, work)
+    data_parallel = build_data_parallel(model, context, zero, work, dtype=plan.dtypes.weights, layers=policy.layers)
     if plan.head == CLASSIFICATION:
         outputs, group = (0, int(plan.config.num_labels or 0)), None
     else:
@@ -280,7 +278,9 @@ def _build_runner(
         work,
         num_micro=num_micro,
         schedule=plan.schedule,
+        table=plan.table,
         num_stages=plan.placement.num_stages,
+        micro_shape=shape,
         context=context,
         device=device,
     )

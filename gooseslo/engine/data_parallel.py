@@ -31,19 +31,23 @@ class Segments:
 
 def build_data_parallel(
     model: LocalModel,
-    segments: Segments,
     context: ParallelContext,
     zero: ZeroConfig,
+    work: RankWork,
     *,
     dtype: torch.dtype,
     layers: str,
 ) -> DataParallel:
-    """The way of `zero.stage`; collective over all ranks.
+    """The way of `zero.stage`, told by `work` what is complete; collective over all ranks.
 
     `dtype`: of the weights; `layers`: the name of the blocks in a stage's model.
     """
+    segments = segment(model)
+    data_parallel: DataParallel
     if zero.stage == 0:
-        return Replicated(segments.parameters, dtype=dtype, group=context.dp_group, shared=model.shared)
+        data_parallel = Replicated(segments.parameters, dtype=dtype, group=context.dp_group, shared=model.shared)
+        reduce_early(segments, data_parallel, work)
+        return data_parallel
     shard_group, replica_group = context.shard_groups(zero.shard_size or context.topology.dp)
     if zero.stage >= 2 and shard_group is not None:  # who holds a copy alone has nothing to share out
         return FullySharded(
@@ -58,13 +62,15 @@ def build_data_parallel(
             shared=model.shared,
             keep_gathered=zero.stage == 2,
         )
-    return DistributedOptimizer(
+    data_parallel = DistributedOptimizer(
         segments.parameters,
         dtype=dtype,
         sharding=Sharding(shard_group=shard_group, replica_group=replica_group),
         shared=model.shared,
         offload=zero.offload,
     )
+    reduce_early(segments, data_parallel, work)
+    return data_parallel
 
 
 def segment(model: LocalModel) -> Segments:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gooseslo.errors import Fault
 from gooseslo.schema.groups import TrainJob, ZeroConfig
+from gooseslo.schema.quoting import shortened
+from gooseslo.schema.schedule_file import FileSchedule, read_schedule
+from gooseslo.schema.schedule_table import splits_backward
+from gooseslo.schema.schedules import SPLIT_BACKWARD, is_file
 from gooseslo.schema.sizes import divisors, nearest_numbers
-
-UNHOOKED = {"interleaved_zb": "interleaved_1f1b", "zbv": "interleaved_1f1b", "dualpipev": "interleaved_1f1b"}
-"""Schedules that split the backward pass into inputs and weights, and the nearest that does not."""
 
 
 def check_zero(job: TrainJob) -> list[Fault]:
@@ -26,12 +27,20 @@ def check_zero(job: TrainJob) -> list[Fault]:
 
 def _check_schedule(job: TrainJob) -> list[Fault]:
     """Stages 2 and 3 gather weights and share gradients out by hooks of the backward pass."""
-    if job.zero.stage < 2 or job.parallel.pp == 1 or job.parallel.schedule not in UNHOOKED:
-        return []
     schedule = job.parallel.schedule
-    rule = f"the {schedule} schedule computes weight gradients apart, which zero.stage={job.zero.stage} would not see"
-    way_out = f"nearest: parallel.schedule={UNHOOKED[schedule]}, or zero.stage=1"
-    return [Fault(key="parallel.schedule", value=schedule, rule=rule, way_out=way_out)]
+    if job.zero.stage < 2 or job.parallel.pp == 1 or not _splits_backward(schedule):
+        return []
+    name = f"the {schedule} schedule" if schedule in SPLIT_BACKWARD else shortened(schedule)
+    rule = f"{name} computes weight gradients apart, which zero.stage={job.zero.stage} would not see"
+    way_out = "nearest: parallel.schedule=interleaved_1f1b, or zero.stage=1"
+    return [Fault(key="parallel.schedule", value=shortened(schedule), rule=rule, way_out=way_out)]
+
+
+def _splits_backward(schedule: str) -> bool:
+    if is_file(schedule):
+        found = read_schedule(schedule)
+        return isinstance(found, FileSchedule) and splits_backward(found.table)
+    return schedule in SPLIT_BACKWARD
 
 
 def check_shard_size(zero: ZeroConfig, dp: int | None) -> list[Fault]:

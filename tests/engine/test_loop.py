@@ -16,6 +16,7 @@ from gooseslo.engine.plan import make_plan
 from gooseslo.engine.requests import Requests
 from gooseslo.engine.step import EvalSums, StepResult
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.pipeline.callbacks import Callbacks
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
 from gooseslo.testing.ranks import run_ranks
@@ -25,6 +26,7 @@ class FakeStep:
     """A step whose gradient is not finite at the given positions of the data."""
 
     device = torch.device("cpu")
+    callbacks = Callbacks()
 
     def __init__(self, bad=()):
         self.bad, self.seen, self.evaluated = set(bad), [], 0
