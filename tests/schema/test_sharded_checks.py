@@ -34,3 +34,13 @@ def test_offload_is_stage_1s(stage):
 def test_there_are_four_stages(stage):
     (message,) = messages(job_with(zero__stage=stage))
     assert message == f"zero.stage={stage}: must be 0, 1, 2 or 3"
+
+
+def test_a_file_that_splits_the_backward_pass(tmp_path):
+    keys = {"parallel__pp": 2, "zero__stage": 3, "train__global_batch_size": 2}
+    for text, refused in (("0F0,,0I0,0W0\n,1F0,1I0,1W0\n", True), ("0F0,,,0B0\n,1F0,1B0,\n", False)):
+        path = tmp_path / "table.csv"
+        path.write_text(text)
+        found = messages(job_with(parallel__schedule=str(path), **keys))
+        assert any("computes weight gradients apart, which zero.stage=3" in line for line in found) == refused
+        assert refused or not found
