@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 
 from gooseslo.engine.hf import empty_model
 from gooseslo.engine.model_config import check_against_model, make_config
+from gooseslo.engine.optimizer import optimizer_faults
 from gooseslo.engine.precision import DTYPES, Dtypes
 from gooseslo.errors import ConfigError, Fault
 from gooseslo.parallel.lint import lint
@@ -39,7 +40,7 @@ class Plan:
     """causal-lm or sequence-classification."""
     device: str
     precision: str
-    """fp32, bf16 or fp64."""
+    """fp32, bf16, fp16 or fp64."""
     bf16_mode: str
     schedule: str
     num_micro_batches: int
@@ -118,7 +119,7 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     model = empty_model(config, job.model.head)
     lint(model, policy, tied=bool(config.tie_word_embeddings))
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if faults := check_patterns(job.optimizer.groups, shapes):
+    if faults := check_patterns(job.optimizer.groups, shapes) + optimizer_faults(job.optimizer):
         raise ConfigError(faults)
 
     parallel = job.parallel

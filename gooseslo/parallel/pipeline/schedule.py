@@ -55,6 +55,8 @@ class Runner(Protocol):
 
     stopwatch: Stopwatch
     """Runs while this rank computes; reset at the beginning of `train`."""
+    num_micro: int
+    """Micro-batches of this data-parallel rank."""
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         """Forward and backward, gradients added to `.grad`; the micro-batches' losses on the last stage, else []."""
@@ -173,7 +175,7 @@ class PipelineRunner:
         device: torch.device,
     ):
         """`num_stages`: of the whole pipeline."""
-        self.stopwatch = work.stopwatch
+        self.stopwatch, self.num_micro = work.stopwatch, num_micro
         torch_stages: list[Any] = [
             WorkingStage(
                 stage.module,
