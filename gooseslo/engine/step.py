@@ -111,12 +111,14 @@ class TrainStep:
         """
         losses, num_tokens = self._run(input_ids, labels, position_ids, step=step)
         bad_losses = bad_micro_batches(losses)
-        if self.sync_check is not None:
-            self.sync_check.before_update(step + 1, self.model, self.data_parallel)
         agreed = self._agree(num_bad_losses=len(bad_losses))
         norm = (agreed.norm / self.loss_scale.value).item()
+        is_good = agreed.losses_are_finite and agreed.gradients_are_finite and math.isfinite(norm)
+        if self.sync_check is not None:
+            # What is not finite and changes no weight may differ between ranks.
+            self.sync_check.before_update(step + 1, self.model, self.data_parallel, with_gradients=is_good)
         skip = None
-        if agreed.losses_are_finite and agreed.gradients_are_finite and math.isfinite(norm):
+        if is_good:
             self._update(agreed.norm, update)
         else:
             skip = Skip(

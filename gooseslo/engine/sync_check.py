@@ -33,9 +33,11 @@ class SyncCheck:
         self._shared: dict[str, set[Key]] = {}
         """By what is compared: its names and boxes are the same in every step."""
 
-    def before_update(self, step: int, model: LocalModel, data_parallel: DataParallel) -> None:
+    def before_update(
+        self, step: int, model: LocalModel, data_parallel: DataParallel, *, with_gradients: bool = True
+    ) -> None:
         """Weights, masters, and the gradients that are about to change them."""
-        gradients = [(part, part.parameter.grad) for part in data_parallel.stepped]
+        gradients = [(part, part.parameter.grad) for part in data_parallel.stepped] if with_gradients else []
         self._compare(f"before the update of step {step}", model, data_parallel, gradients)
 
     def after_update(self, step: int, model: LocalModel, data_parallel: DataParallel) -> None:
@@ -61,7 +63,7 @@ class SyncCheck:
             if gradient is not None:
                 table.add(part, gradient, what=GRADIENT)
         held = boxes_by_key(table.tensors, model.aliases)
-        kind = when.split()[0]
+        kind = "with gradients" if gradients else "without"
         if kind not in self._shared:
             self._shared[kind] = shared_keys(self.ranks, held)
         found = differences(self.ranks, held, self._shared[kind])
