@@ -48,7 +48,8 @@ def describe(skip: Skip, sample_ids: Tensor, *, step: int, first_position: int, 
     bad_losses = sorted({(each.skip.at.dp, index) for each in found for index in each.skip.bad_losses})
     if bad_losses:
         suspects = [number for dp, index in bad_losses for number in replicas[dp].sample_ids[index]]
-        named = listed([f"micro-batch {index} of dp={dp}" for dp, index in bad_losses], 4)
+        of_replica = {dp: [str(index) for other, index in bad_losses if other == dp] for dp, _ in bad_losses}
+        named = listed([f"micro-batch {listed(indices, 8)} of dp={dp}" for dp, indices in of_replica.items()], 4)
         return (
             f"step {step} is skipped: the loss is not finite in {named}: samples {listed(map(str, suspects))}; {where}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -155,6 +156,8 @@ class Trainer:
         text = bad_steps.describe(
             result.skip, batch.sample_ids, step=position.step + 1, first_position=position.consumed_samples
         )
+        if self.observers:
+            logging.getLogger(__name__).warning(text)
         self._observe(lambda: warning_record(text))
 
     def _report(self, position: Position, result: StepResult, *, lr: float, seconds: float, waited: float) -> None:

@@ -159,7 +159,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run():
 
 
 def test_a_resumed_run_counts_on_and_an_overflow_is_not_counted():
-    made, events, _ = trainer(FakeStep(bad=[4, 5], overflows=[6]), last_step=7)
+    made, _, _ = trainer(FakeStep(bad=[4, 5], overflows=[6]), last_step=7)
     position = made.fit(Position())
     assert (position.bad_in_a_row, position.skipped) == (2, 3)
     made, _, _ = trainer(FakeStep(bad=[7]), last_step=9)
