@@ -19,6 +19,7 @@ from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
 from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.checkpoint.save import LocalState, save_step
+from gooseslo.engine.data_parallel import build_data_parallel, reduce_early, segment
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
 from gooseslo.engine.loss_scale import LossScale
@@ -37,7 +38,6 @@ from gooseslo.engine.step import StepLoss, TrainStep
 from gooseslo.engine.sync_check import SyncCheck
 from gooseslo.engine.trace import ChromeTrace
 from gooseslo.engine.worker import Worker
-from gooseslo.parallel.data.replicated import Replicated
 from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.callbacks import Callbacks, PipelineCallback
@@ -47,7 +47,9 @@ from gooseslo.parallel.pipeline.work import RankWork
 from gooseslo.parallel.random import RandomStreams
 from gooseslo.parallel.tensor.layouts import split_vocabulary
 from gooseslo.policies.registry import CLASSIFICATION, find_policy
-from gooseslo.schema.groups import TrainConfig, TrainJob
+from gooseslo.schema.groups import TrainConfig, TrainJob, ZeroConfig
+
+NOTHING_SHARED = ZeroConfig()
 
 
 def build_trainer(
@@ -70,6 +72,7 @@ def build_trainer(
         job.train,
         seed=seed,
         device=device,
+        zero=job.zero,
         callbacks=callbacks,
         check_sync=job.debug.check_sync,
     )
@@ -205,6 +208,7 @@ def build_step(
     *,
     seed: int,
     device: torch.device,
+    zero: ZeroConfig = NOTHING_SHARED,
     callbacks: Sequence[PipelineCallback] = (),
     check_sync: bool = False,
 ) -> TrainStep:
@@ -213,7 +217,8 @@ def build_step(
     The weights are the random initial ones of `seed`, equal whatever the layout.
     """
     streams, told = RandomStreams(seed, context.at.tp), Callbacks(callbacks)
-    work = RankWork(streams, Stopwatch(device), told, first_micro_batch=context.at.dp * plan.num_micro_batches)
+    num_micro = plan.num_micro_batches
+    work = RankWork(streams, Stopwatch(device), told, first_micro_batch=context.at.dp * num_micro, num_micro=num_micro)
     model = build_model(
         plan.config,
         find_policy(plan.config.model_type, plan.head),
@@ -229,9 +234,9 @@ def build_step(
         recomputed=train.activation_checkpointing,
         callbacks=told,
     )
-    data_parallel = Replicated(
-        model.parameters(), dtype=plan.dtypes.weights, group=context.dp_group, shared=model.shared
-    )
+    segments = segment(model)
+    data_parallel = build_data_parallel(model, segments, context, zero, dtype=plan.dtypes.weights)
+    reduce_early(segments, data_parallel, work)
     if plan.head == CLASSIFICATION:
         outputs, group = (0, int(plan.config.num_labels or 0)), None
     else:
@@ -296,7 +301,9 @@ def _build_runner(
         work,
         num_micro=num_micro,
         schedule=plan.schedule,
+        table=plan.table,
         num_stages=plan.placement.num_stages,
+        micro_shape=shape,
         context=context,
         device=device,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 
-from gooseslo.errors import ConfigError, Fault
+from gooseslo.engine.import_path import import_by_path, import_fault
 from gooseslo.parallel.pipeline.callbacks import PipelineCallback
 
 _KEY = "parallel.callbacks"
@@ -26,20 +25,8 @@ def check_callbacks(paths: Iterable[str]) -> None:
 
 
 def _load(path: str) -> type[PipelineCallback]:
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise _fault(path, "is no import path", "package.module:Class")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise _fault(path, f"cannot be imported: {error}", "is its folder on PYTHONPATH?") from error
-    except AttributeError as error:
-        raise _fault(path, f"{module} has no {name}", "package.module:Class") from error
+    found = import_by_path(path, key=_KEY, what="Class")
     if not (isinstance(found, type) and issubclass(found, PipelineCallback)):
         rule = "is no subclass of gooseslo.parallel.pipeline.callbacks.PipelineCallback"
-        raise _fault(path, rule, "derive it, and override what it wants to know")
+        raise import_fault(_KEY, path, rule, "derive it, and override what it wants to know")
     return found
-
-
-def _fault(path: str, rule: str, way_out: str) -> ConfigError:
-    return ConfigError(Fault(key=_KEY, value=path, rule=rule, way_out=way_out))

@@ -5,29 +5,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
-import torch
-from torch import nn
 from transformers import PretrainedConfig
 
 from gooseslo.engine.hf import empty_model
+from gooseslo.engine.layout import LayoutMaker
+from gooseslo.engine.memory import local_numel
 from gooseslo.engine.model_config import check_against_model, make_config
 from gooseslo.engine.optimizer import optimizer_faults
 from gooseslo.engine.precision import DTYPES, Dtypes
+from gooseslo.engine.probe import Workload
 from gooseslo.errors import ConfigError, Fault
 from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import Topology
-from gooseslo.parallel.names import lookup
-from gooseslo.parallel.pipeline.partition import layer_ranges, partition_by_weight, partition_uniform
+from gooseslo.parallel.pipeline.partition import layer_ranges
 from gooseslo.parallel.pipeline.placement import StagePlacement
-from gooseslo.parallel.tensor.apply import part_placements
-from gooseslo.policies.policy import Policy
 from gooseslo.policies.registry import CLASSIFICATION, find_policy
 from gooseslo.schema.checks import check_train
 from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.param_groups import check_patterns
-from gooseslo.schema.schedules import RULES, chosen_schedule, stages_per_rank
+from gooseslo.schema.schedule_table import Table
 from gooseslo.schema.topology import data_parallel_size, num_micro_batches
 
 
@@ -43,10 +41,17 @@ class Plan:
     """fp32, bf16, fp16 or fp64."""
     bf16_mode: str
     schedule: str
+    """A schedule's name, or the path of its file."""
+    schedule_reason: str
+    """Why `auto` took it; empty where it was given."""
+    table: Table | None
+    """What each rank computes, where the schedule is a file."""
     num_micro_batches: int
     sequence_parallel: bool
     """Between a block's regions the tp ranks hold shards of the sequence; never with tp=1."""
     layers_per_stage: list[int]
+    partition_basis: str
+    """What the layers were dealt out by, where the numbers alone do not say it."""
     placement: StagePlacement
     num_parameters: int
     """Of the whole model, tied ones once."""
@@ -85,13 +90,16 @@ class Plan:
 
     def __str__(self) -> str:
         t = self.topology
+        reason = f" (auto: {self.schedule_reason})" if self.schedule_reason else ""
         lines = [
             f"{self.config.model_type}, {self.num_parameters:,} parameters, {self.dtypes.words} on {self.device}",
             f"tp={t.tp} pp={t.pp} dp={t.dp}: {t.world_size} workers"
             + (", sequence parallel" if self.sequence_parallel else ""),
             f"{self.num_micro_batches} micro-batches a step"
-            + (f", schedule {self.schedule}" if t.pp > 1 else ", one stage"),
+            + (f", schedule {self.schedule}{reason}" if t.pp > 1 else ", one stage"),
         ]
+        if self.partition_basis:
+            lines.append(f"partition {self.partition_basis}")
         layers = [f"{each.start}-{each.stop - 1}" for each in layer_ranges(self.layers_per_stage)]
         for rank in range(t.pp):
             stages = self.placement.stages_of(rank)
@@ -105,11 +113,11 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
+def make_plan(job: TrainJob, *, num_devices: int, cache_dir: Path | None = None) -> Plan:
     """Check the job against its real model and decide all that the workers need.
 
     `num_devices`: CUDA devices of this machine, 0 without. Raises ConfigError or PolicyError; computes on the meta
-    device only.
+    device, or in a process of its own what `parallel.partition=time` measures, which is kept under `cache_dir`.
     """
     faults = check_train(job, num_devices=num_devices) + check_against_model(job)
     if faults:
@@ -127,21 +135,33 @@ def make_plan(job: TrainJob, *, num_devices: int) -> Plan:
     dp = data_parallel_size(job, num_devices)
     assert dp is not None, "check_train found no fault in the workers"
     topology = Topology(tp=parallel.tp, pp=parallel.pp, dp=dp)
-    schedule = chosen_schedule(parallel)
-    placement = StagePlacement(
-        pp=parallel.pp, virtual_stages=stages_per_rank(parallel), is_v=parallel.pp > 1 and RULES[schedule].is_v
+    precision = _precision(job.train.precision, device)
+    workload = Workload(
+        config=config,
+        head=job.model.head,
+        tp=parallel.tp,
+        samples=job.train.micro_batch_size,
+        sequence_length=job.train.sequence_length,
+        dtypes=DTYPES[precision, job.train.bf16_mode],
+        recomputed=job.train.activation_checkpointing,
     )
-    counts = _partition(model, policy, parallel.partition, placement.num_stages)
+    num_micro = num_micro_batches(job, dp)
+    maker = LayoutMaker(job, model, policy, workload, dp=dp, device=device, num_micro=num_micro)
+    layout = maker.make(cache_dir=cache_dir)
+    counts, placement = layout.partition.layers_per_stage, layout.placement
     return Plan(
         topology=topology,
         head=job.model.head,
         device=device,
-        precision=_precision(job.train.precision, device),
+        precision=precision,
         bf16_mode=job.train.bf16_mode,
-        schedule=schedule,
-        num_micro_batches=num_micro_batches(job, dp),
+        schedule=layout.schedule,
+        schedule_reason=layout.reason,
+        table=layout.table,
+        num_micro_batches=num_micro,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         layers_per_stage=counts,
+        partition_basis=layout.partition.basis,
         placement=placement,
         num_parameters=sum(p.numel() for p in model.parameters()),
         local_parameters={
@@ -158,42 +178,3 @@ def _precision(precision: str, device: str) -> str:
     if precision != "auto":
         return precision
     return "bf16" if device == "cuda" else "fp32"
-
-
-def _partition(model: nn.Module, policy: Policy, partition: object, num_stages: int) -> list[int]:
-    """Layers per stage, as `parallel.partition` asks: uniform, by parameters, or as given."""
-    blocks = list(model.get_submodule(policy.layers).children())
-    if isinstance(partition, list):
-        return list(partition)
-    if partition == "uniform":
-        return partition_uniform(len(blocks), num_stages)
-
-    def numel(names: tuple[str, ...]) -> int:
-        return sum(p.numel() for name in names for p in model.get_submodule(name).parameters())
-
-    weights = [float(sum(p.numel() for p in block.parameters())) for block in blocks]
-    return partition_by_weight(weights, num_stages, first=numel(policy.first), last=numel(policy.last))
-
-
-def local_numel(model: Any, policy: Policy, counts: list[int], *, stages: Sequence[int], tp: int, rank: int) -> int:
-    """Parameters that a tp rank with these stages holds, worked out on the whole meta model."""
-    layers = [layer_ranges(counts)[stage] for stage in stages]
-    names = [f"{policy.layers}.{index}" for each in layers for index in each]
-    names += [*(policy.first if 0 in stages else ()), *(policy.last if len(counts) - 1 in stages else ())]
-    seen: set[nn.Parameter] = set()
-    total = 0
-    for unit in names:
-        for name, module in model.get_submodule(unit).named_modules(prefix=unit):
-            own = [p for p in module.parameters(recurse=False) if p not in seen]
-            seen.update(own)
-            split = lookup(policy.splits, name) if tp > 1 else None
-            if split is None or not own:
-                total += sum(p.numel() for p in own)
-            else:
-                parts = part_placements(module, split, name, tp=tp, rank=rank, config=model.config)
-                total += sum(_numel(placement.local_shape) for placement in parts.values())
-    return total
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()

@@ -46,7 +46,7 @@ def train(
     before their number settled its size, and `command` what starts them; empty where nobody knows.
     """
     torch.set_num_threads(1)  # a parent that computed with several threads cannot fork
-    plan = make_plan(job, num_devices=num_devices(job))
+    plan = make_plan(job, num_devices=num_devices(job), cache_dir=cache_dir)
     start = find_start(job)
     if start is not None:
         check_same_model(start, plan.shapes)

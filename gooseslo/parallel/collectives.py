@@ -98,7 +98,7 @@ def all_gather_sequence(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Every rank's [B, S / ranks, D], joined to [B, S, D]; not differentiable. Collective."""
     part_SBD = shard.transpose(0, 1).contiguous()
     whole_SBD = part_SBD.new_empty(part_SBD.shape[0] * group.size(), *part_SBD.shape[1:])
-    dist.all_gather_into_tensor(whole_SBD, part_SBD, group=group)
+    dist.all_gather_single(whole_SBD, part_SBD, group=group)
     return whole_SBD.transpose(0, 1).contiguous()
 
 
@@ -106,7 +106,7 @@ def reduce_scatter_sequence(partial: Tensor, group: dist.ProcessGroup) -> Tensor
     """This rank's [B, S / ranks, D] of the sum over all ranks' [B, S, D]; not differentiable. Collective."""
     whole_SBD = partial.transpose(0, 1).contiguous()
     part_SBD = whole_SBD.new_empty(whole_SBD.shape[0] // group.size(), *whole_SBD.shape[1:])
-    dist.reduce_scatter_tensor(part_SBD, whole_SBD, group=group)
+    dist.reduce_scatter_single(part_SBD, whole_SBD, group=group)
     return part_SBD.transpose(0, 1).contiguous()
 
 

@@ -106,6 +106,27 @@ class ParallelContext:
         self._subgroups.append(mine)
         return mine
 
+    def shard_groups(self, size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+        """The `size` neighbouring dp ranks that this rank shares a copy with, and the ranks with the same share.
+
+        `size` divides dp. Collective on every rank.
+        """
+        topology = self.topology
+        assert topology.dp % size == 0
+        if size in (1, topology.dp):
+            return (self.dp_group, None) if size > 1 else (None, self.dp_group)
+        blocks = [range(first, first + size) for first in range(0, topology.dp, size)]
+        strides = [range(first, topology.dp, size) for first in range(size)]
+        mine: list[dist.ProcessGroup] = []
+        for dps in (blocks, strides):
+            for pp, tp, along in product(range(topology.pp), range(topology.tp), dps):
+                ranks = [topology.rank(tp=tp, pp=pp, dp=dp) for dp in along]
+                group = dist.new_group(ranks, timeout=self.timeout)
+                if self.rank in ranks:
+                    mine.append(group)
+        self._subgroups += mine
+        return mine[0], mine[1]
+
     @property
     def is_first_stage(self) -> bool:
         return self.at.pp == 0

@@ -29,15 +29,16 @@ def attach_recomputation(model: nn.Module, policy: Policy, parts: str | int, *, 
     How many they are. `around` is entered while a part is computed again. Dropout draws the same again, since it is
     seeded by its place; collectives of a part run again, on all tp ranks alike.
     """
-    if parts == "none":
-        return 0
-    chosen = list(_chosen(model, policy, parts))
+    chosen = list(recomputed_parts(model, policy, parts))
     for module in chosen:
         module.forward = _recomputed(module.forward, around)  # type: ignore[method-assign]
     return len(chosen)
 
 
-def _chosen(model: nn.Module, policy: Policy, parts: str | int) -> Iterator[nn.Module]:
+def recomputed_parts(model: nn.Module, policy: Policy, parts: str | int) -> Iterator[nn.Module]:
+    """The modules of a stage that are computed again."""
+    if parts == "none":
+        return
     for index, block in model.get_submodule(policy.layers).named_children():
         if parts == "selective":
             yield block.get_submodule(policy.attention)

@@ -13,13 +13,16 @@ from gooseslo.schema.optimizers import check_optimizer
 from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
-from gooseslo.schema.schedules import RULES, check_virtual_stages, stages_per_rank
+from gooseslo.schema.schedules import RULES, check_schedule_file, check_virtual_stages, is_file, stages_per_rank
 from gooseslo.schema.sizes import divisors, nearest_multiples, nearest_numbers
 from gooseslo.schema.topology import check_topology
 from gooseslo.schema.zero import check_zero
 
 RECOMPUTED = ("none", "full", "selective")
 """Values of train.activation_checkpointing beside numbers."""
+
+PARTITIONS = ("uniform", "parameters", "time", "memory")
+"""Values of parallel.partition beside lists and functions."""
 
 
 def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]:
@@ -31,7 +34,7 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
     faults += check_optimizer(job) or check_settings(job.optimizer, TRAIN_BOUNDS)
     faults += _check_run(job) + _check_partition(job) + check_data(job.data) + _check_sequence(job)
-    faults += _check_head(job) + check_virtual_stages(job.parallel) + check_zero(job)
+    faults += _check_head(job) + _check_pipeline_schedule(job) + check_zero(job)
     faults += _check_recomputation(job) + _check_precision(job, num_devices)
     sized = {"parallel.tp", "parallel.pp", "parallel.dp", "launcher.workers"}
     sized |= {"train.global_batch_size", "train.micro_batch_size", "device"}
@@ -152,16 +155,28 @@ def _check_precision(job: TrainJob, num_devices: int | None) -> list[Fault]:
     return faults
 
 
+def _check_pipeline_schedule(job: TrainJob) -> list[Fault]:
+    name, known = job.parallel.schedule, ("auto", *RULES)
+    if name not in known and not is_file(name):
+        further = ", or a file NAME.csv"
+        return [choice_fault("parallel.schedule", name, known, further)]
+    if job.parallel.pp < 1:  # told already
+        return []
+    return check_schedule_file(job.parallel) or check_virtual_stages(job.parallel)
+
+
 def _check_partition(job: TrainJob) -> list[Fault]:
-    partition = job.parallel.partition
+    partition, schedule = job.parallel.partition, job.parallel.schedule
     if not isinstance(partition, list):
-        if partition in ("uniform", "parameters"):
+        if partition in PARTITIONS or (isinstance(partition, str) and ":" in partition):
             return []
-        further = ", or a list of layers per stage"
-        return [choice_fault("parallel.partition", partition, ("uniform", "parameters"), further)]
+        further = ", a list of layers per stage, or package.module:function"
+        return [choice_fault("parallel.partition", partition, PARTITIONS, further)]
     if not _counts_layers(partition):
         rule = "each stage needs a whole number of layers, at least 1"
-    elif job.parallel.schedule in ("auto", *RULES) and len(partition) != (stages := _num_stages(job)):
+    elif job.parallel.pp < 1 or not (schedule in ("auto", *RULES) or is_file(schedule)):
+        return []  # told already
+    elif len(partition) != (stages := _num_stages(job)):
         per_rank = stages // job.parallel.pp
         more = f" with {per_rank} stages a rank" if per_rank > 1 else ""
         rule = f"names {len(partition)} stages, but parallel.pp={job.parallel.pp}{more}"

@@ -39,11 +39,11 @@ class ParallelConfig:
     dp: int | None = None
     """Data-parallel size; null: workers / (tp x pp)."""
     schedule: str = "auto"
-    """auto, gpipe, 1f1b, looped_bfs, interleaved_1f1b, interleaved_zb, zbv or dualpipev; auto is 1f1b."""
+    """auto, gpipe, 1f1b, looped_bfs, interleaved_1f1b, interleaved_zb, zbv, dualpipev, or a file NAME.csv."""
     virtual_stages: int | None = None
     """Stages a rank; null: the schedule's own, 1, or 2 for looped_bfs, the interleaved and the V schedules."""
     partition: Any = "parameters"
-    """uniform, parameters, or a list with the number of layers of each stage."""
+    """uniform, parameters, time, memory, a list of layers per stage, or package.module:function."""
     callbacks: list[str] = field(default_factory=list)
     """Import paths, package.module:Class, of classes that are told of each computation of a stage."""
     sequence_parallel: bool = False

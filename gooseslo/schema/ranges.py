@@ -76,16 +76,6 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
 
 TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "model.head": ("causal-lm", "sequence-classification"),
-    "parallel.schedule": (
-        "auto",
-        "gpipe",
-        "1f1b",
-        "looped_bfs",
-        "interleaved_1f1b",
-        "interleaved_zb",
-        "zbv",
-        "dualpipev",
-    ),
     "train.precision": ("auto", "fp32", "bf16", "fp16", "fp64"),
     "train.bf16_mode": ("master", "autocast"),
     "data.reader": ("mmap", "lazy", "cached"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gooseslo.errors import Fault
 from gooseslo.schema.groups import TrainJob
-from gooseslo.schema.schedules import chosen_schedule, misfit_of_micro_batches
+from gooseslo.schema.schedules import is_file, misfit_of_micro_batches
 from gooseslo.schema.sizes import divisors, nearest_multiples, nearest_numbers
 from gooseslo.schema.zero import check_shard_size
 
@@ -103,16 +103,20 @@ def _check_batch(job: TrainJob, dp: int) -> list[Fault]:
         if batch % dp == 0:
             way_out += f", or train.micro_batch_size={nearest_numbers(micro, divisors(batch // dp))}"
         return [Fault(key="train.global_batch_size", value=batch, rule=rule, way_out=way_out)]
-    if pp == 1:
+    schedule = job.parallel.schedule
+    if pp == 1 or schedule == "auto":  # `auto` takes a schedule that fits
         return []
-    micro_batches, schedule = num_micro_batches(job, dp), chosen_schedule(job.parallel)
+    micro_batches = num_micro_batches(job, dp)
     if misfit := misfit_of_micro_batches(schedule, pp=pp, num_micro=micro_batches):
         rule, fitting = misfit
         count = f"{batch} / ({micro} x {dp}) = {micro_batches} micro-batches"
         rule = f"{count} with parallel.pp={pp}: {rule}"
-        sizes = [size for size in divisors(batch // dp) if size <= micro]
+        # A file may be for fewer micro-batches than there are.
+        other, sizes = "gpipe", [size for size in divisors(batch // dp) if size <= micro]
+        if is_file(schedule):
+            other, sizes = "auto", divisors(batch // dp)
         fits = [size for size in sizes if not misfit_of_micro_batches(schedule, pp=pp, num_micro=batch // (dp * size))]
         ways = [f"train.micro_batch_size={fits[-1]}"] if fits else []
-        ways += [f"train.global_batch_size={fitting * unit}", "parallel.schedule=gpipe"]
+        ways += [f"train.global_batch_size={fitting * unit}", f"parallel.schedule={other}"]
         return [Fault(key="train.global_batch_size", value=batch, rule=rule, way_out=", or ".join(ways))]
     return []

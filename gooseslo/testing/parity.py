@@ -26,7 +26,7 @@ from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.policies.registry import CLASSIFICATION
 from gooseslo.schema.data_groups import ClassificationDataConfig, StdlibDataConfig
-from gooseslo.schema.groups import LauncherConfig, ModelConfig, ParallelConfig, TrainConfig, TrainJob
+from gooseslo.schema.groups import LauncherConfig, ModelConfig, ParallelConfig, TrainConfig, TrainJob, ZeroConfig
 
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -67,6 +67,9 @@ class Case:
     steps: int = 3
     activation_checkpointing: str | int = "none"
     clip_grad_norm: float = 0.0
+    zero_stage: int = 0
+    zero_shard_size: int | None = None
+    zero_offload: bool = False
     seed: int = 0
     ignore_some_labels: bool = False
     documents: bool = False
@@ -101,6 +104,7 @@ class Case:
                 activation_checkpointing=self.activation_checkpointing,
                 clip_grad_norm=self.clip_grad_norm,
             ),
+            zero=ZeroConfig(stage=self.zero_stage, shard_size=self.zero_shard_size, offload=self.zero_offload),
             data=ClassificationDataConfig(train="-") if self.head == CLASSIFICATION else StdlibDataConfig(),
             launcher=LauncherConfig(workers=self.world_size),
             device=self.device,
@@ -160,6 +164,7 @@ def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights; in fp32 for a bf16 case."""
     alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False)
     alone = replace(alone, schedule="auto", virtual_stages=None, partition="uniform")
+    alone = replace(alone, zero_stage=0, zero_shard_size=None, zero_offload=False)
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)
@@ -210,7 +215,9 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
     """The case on its own mesh, full tensors gathered on every rank; collective over the case's world."""
     plan = make_plan(case.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology, rank)
-    step_once = build_step(plan, context, case.job().train, seed=case.seed, device=torch.device(case.device))
+    step_once = build_step(
+        plan, context, case.job().train, zero=case.job().zero, seed=case.seed, device=torch.device(case.device)
+    )
     replicas = step_once.data_parallel
     optimizer = OPTIMIZERS[case.optimizer]([part.parameter for part in replicas.stepped])
     losses, norms, gradients = [], [], []

@@ -52,9 +52,9 @@ def part_of_a_run(rank, world_size, case, run_dir, start, stop_after, optimizer)
     trainer, position = trainer_of(rank, world_size, case, run_dir, start, stop_after, optimizer)
     trainer.fit(position)
     model = trainer.train_step.model
-    stepped = {part.name: part.parameter for part in by_saved_name(trainer.train_step)}
+    stepped = {part.name: part.parameter for part in by_saved_name(trainer.train_step) if part.start is None}
     weights = {
-        saved: (parameter.detach().clone(), stepped[saved].detach().clone())
+        saved: (parameter.detach().clone(), stepped.get(saved, parameter).detach().clone())
         for saved, parameter in ((model.saved_name(name), p) for name, p in model.parameters().items())
     }
     trainer.train_step.context.close()

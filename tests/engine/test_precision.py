@@ -11,6 +11,7 @@ from gooseslo.engine.optimizer import build_optimizer
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.precision import DTYPES, CastStage
 from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.data.masters import Masters
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.schema.groups import AdamWConfig
@@ -100,7 +101,7 @@ def test_the_first_masters_are_the_fp32_draw_and_the_weights_its_rounding():
 def test_micro_batches_are_added_in_fp32():
     """256 + 1 + 1 in bf16 is 256: the ones would be lost."""
     weight = torch.nn.Parameter(torch.ones(1, dtype=BF16))
-    buffer = GradientBuffer([weight], None)
+    buffer = GradientBuffer([[weight]], Sharding())
     for value in (256.0, 1.0, 1.0):
         (weight * torch.full((1,), value, dtype=BF16)).sum().backward()
     assert buffer.flats[0].item() == 258.0 and weight.grad is buffer.views[weight]
@@ -110,7 +111,7 @@ def summed_over_ranks(rank, world_size):
     """bf16 would round 1 + 3/512 to 1 + 4/512 (measured on gloo)."""
     context = ParallelContext(make_plan(case_of(dp=2).job(), num_devices=0).topology, rank)
     weight = torch.nn.Parameter(torch.ones(1, dtype=BF16))
-    buffer = GradientBuffer([weight], context.dp_group)
+    buffer = GradientBuffer([[weight]], Sharding(replica_group=context.dp_group))
     (weight * torch.tensor([1.0 if rank == 0 else 3 / 512], dtype=BF16)).sum().backward()
     buffer.reduce()
     return weight.grad.item()
@@ -124,7 +125,7 @@ def test_a_master_takes_updates_that_its_weight_cannot():
     """1 - 1e-3 rounds to 1 in bf16 (its spacing below 1 is 2^-8 / 2); four of them do not."""
     weights = {"w": torch.nn.Parameter(torch.ones(1))}
     masters = Masters(weights, BF16)
-    masters.take_gradients(GradientBuffer([weights["w"]], None))
+    masters.take_gradients(GradientBuffer([[weights["w"]]], Sharding()))
     optimizer = torch.optim.SGD(masters.parameters.values(), lr=1e-3)
     seen = []
     for _ in range(4):

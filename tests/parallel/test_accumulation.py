@@ -15,7 +15,7 @@ def runner(loss, num_micro):
     weight = torch.nn.Parameter(torch.ones(()))
     module = torch.nn.Module()
     module.forward = lambda x: weight * x
-    work = RankWork(RandomStreams(0), Stopwatch(torch.device("cpu")), Callbacks(), first_micro_batch=0)
+    work = RankWork(RandomStreams(0), Stopwatch(torch.device("cpu")), Callbacks(), first_micro_batch=0, num_micro=4)
     return SequentialRunner(module, loss, work, num_micro=num_micro), weight
 
 

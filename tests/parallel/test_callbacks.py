@@ -9,8 +9,7 @@ from gooseslo.engine.build import build_step
 from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.callbacks import KINDS, Callbacks, PipelineCallback
-from gooseslo.parallel.pipeline.schedule import SPLIT_BACKWARD
-from gooseslo.schema.schedules import RULES
+from gooseslo.schema.schedules import RULES, SPLIT_BACKWARD
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
 from gooseslo.testing.ranks import run_ranks

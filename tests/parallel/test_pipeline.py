@@ -9,7 +9,7 @@ from gooseslo.errors import TopologyError
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.partition import layer_ranges, partition_by_weight, partition_uniform
 from gooseslo.testing.models import tiny_fields
-from gooseslo.testing.parity import Case, run_reference
+from gooseslo.testing.parity import Case, gather_full, run_reference
 from gooseslo.testing.ranks import run_ranks
 
 
@@ -102,6 +102,63 @@ def test_accumulating_over_runs_adds_and_never_rescales():
     case = Case(fields=tiny_fields("gpt2"), pp=2, samples=8)
     for differences in run_ranks(accumulated, 2, case):
         assert max(differences) < 1e-12
+
+
+def gradient_of_parts(rank, world_size, case):
+    """The whole gradients of two batches: what is learnt from lies in the first third, or the same in the last."""
+    plan = make_plan(case.job(), num_devices=0)
+    context = ParallelContext(plan.topology, rank)
+    step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
+    (ids, labels), third = case.batch(0), case.samples // 3
+    found = []
+    for order in (torch.arange(case.samples), torch.arange(case.samples).roll(-third)):
+        placed = labels.clone()
+        placed[third:] = -100
+        step.gradients(ids[order], placed[order], step=0)
+        found.append(gather_full(step, {name: p.grad.clone() for name, p in step.model.parameters().items()}))
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_where_in_a_step_a_gradient_is_made_does_not_scale_it(schedule):
+    """12 micro-batches of which 4 are learnt from: first or last, they weigh what they weigh in one process."""
+    sizes = {"samples": 12, "micro_batch_size": 1, "sequence_length": 12}
+    pair = run_ranks(gradient_of_parts, 2, Case(fields=tiny_fields("gpt2"), pp=2, schedule=schedule, **sizes))[0]
+    (alone,) = run_ranks(gradient_of_parts, 1, Case(fields=tiny_fields("gpt2"), **sizes))
+    for found in (*pair, alone[1]):
+        for name, expected in alone[0].items():
+            assert (found[name] - expected).norm() <= 1e-9 * max(expected.norm(), 1e-3), name
+
+
+def refused_batches(rank, world_size, case):
+    """What the runner says of batches of other lengths and sizes, and the losses of those that fit, in between."""
+    plan = make_plan(case.job(), num_devices=0)
+    context = ParallelContext(plan.topology, rank)
+    step = build_step(plan, context, case.job().train, seed=0, device=torch.device("cpu"))
+    losses, messages = [], []
+    for samples, length in ((8, 8), (8, 12), (8, 5), (6, 8), (8, 20), (8, 8)):
+        ids = torch.zeros(samples, length, dtype=torch.long)
+        for run in (step.runner.train, step.runner.evaluate):
+            try:
+                losses += [loss.item() for loss in run(ids, ids)]
+            except TopologyError as error:
+                messages.append(str(error))
+    return losses, messages
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_a_batch_of_another_length_is_refused_and_never_cut(schedule):
+    """By all ranks alike, before a message is sent: the next batch runs."""
+    case = Case(fields=tiny_fields("gpt2"), pp=2, samples=8, sequence_length=8, schedule=schedule)
+    found = run_ranks(refused_batches, 2, case)
+    for _, messages in found:
+        assert len(messages) == 2 * 4
+        assert (
+            messages[0]
+            == "a batch of 8 samples of 12 tokens: the stages of this pipeline exchange 8 samples of 8 tokens"
+        )
+    (losses,) = (losses for losses, _ in found if losses)
+    assert len(losses) == 4 * 4 and losses == pytest.approx([losses[0]] * 16)
 
 
 def test_the_reference_learns():

@@ -66,7 +66,7 @@ def gathers(rank, world_size, case):
     """All-gathers and all-reduces of one training step of one micro-batch."""
     step, context = built(rank, case)
     counts = {"gather": 0, "scatter": 0, "reduce": 0}
-    gather, scatter, reduce = dist.all_gather_into_tensor, dist.reduce_scatter_tensor, dist.all_reduce
+    gather, scatter, reduce = dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce
 
     def counted(name, function):
         def call(*args, **options):
@@ -75,15 +75,15 @@ def gathers(rank, world_size, case):
 
         return call
 
-    dist.all_gather_into_tensor = counted("gather", gather)
-    dist.reduce_scatter_tensor = counted("scatter", scatter)
+    dist.all_gather_single = counted("gather", gather)
+    dist.reduce_scatter_single = counted("scatter", scatter)
     dist.all_reduce = counted("reduce", reduce)
     try:
         ids, labels = case.batch(0)
         step.model.module.train()
         step.runner.train(ids, labels)
     finally:
-        dist.all_gather_into_tensor, dist.reduce_scatter_tensor, dist.all_reduce = gather, scatter, reduce
+        dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce = gather, scatter, reduce
     context.close()
     return counts
 

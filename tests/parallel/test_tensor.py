@@ -21,7 +21,7 @@ from gooseslo.parallel.tensor.loss import cross_entropy_sum
 from gooseslo.policies.gpt2 import GPT2
 from gooseslo.policies.llama import LLAMA
 from gooseslo.testing.models import tiny_fields
-from gooseslo.testing.parity import Case, gather_full
+from gooseslo.testing.parity import Case, full_weights
 from gooseslo.testing.ranks import run_ranks
 
 
@@ -204,7 +204,7 @@ def initial(rank, world_size, fields, layout):
     parameters = step.model.parameters()
     split = {name for name in parameters if step.model.placements[name].dim is not None}
     local = {name: p.detach().clone() for name, p in parameters.items() if name in split and p.dim() == 2}
-    return gather_full(step, parameters), local
+    return full_weights(step), local
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"tp": 4}, {"pp": 2}, {"dp": 2}, {"tp": 2, "pp": 2}])

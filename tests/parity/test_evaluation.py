@@ -110,7 +110,17 @@ def plain_loss(num_samples):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
 
 
-@pytest.mark.parametrize("layout", [{}, {"pp": 2}, {"dp": 2}, {"tp": 2, "pp": 2}, {"pp": 2, "dp": 2}])
+V_SHAPED = [
+    {"pp": 2, "schedule": "zbv"},
+    {"pp": 2, "schedule": "dualpipev", "micro_batch_size": 1},
+    {"pp": 2, "dp": 2, "schedule": "zbv"},
+]
+"""One rank has both ends: it feeds the ids and knows the loss."""
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"pp": 2}, {"dp": 2}, {"tp": 2, "pp": 2}, {"pp": 2, "dp": 2}, *V_SHAPED], ids=str
+)
 @pytest.mark.parametrize("num_samples", [1, 11])
 def test_a_last_batch_of_any_size(layout, num_samples):
     """11 samples are a batch of 8 and one of 3: at dp=2 three rows for one rank, and none for the other."""

@@ -101,12 +101,13 @@ def test_a_batch_that_does_not_divide(batch, micro, dp, nearest):
 
 
 def test_fewer_micro_batches_than_stages():
-    """1F1B of torch raises then; GPipe runs."""
-    job = job_with(train__global_batch_size=4, train__micro_batch_size=2, parallel__pp=4)
-    (message,) = messages(job)
+    """1F1B of torch raises then; GPipe runs, and auto takes a schedule that does."""
+    sizes = {"train__global_batch_size": 4, "train__micro_batch_size": 2, "parallel__pp": 4}
+    (message,) = messages(job_with(**sizes, parallel__schedule="1f1b"))
     assert "2 micro-batches with parallel.pp=4: the 1f1b schedule needs one a stage" in message
     assert "train.micro_batch_size=1, or train.global_batch_size=8, or parallel.schedule=gpipe" in message
-    assert messages(job_with(train__global_batch_size=4, parallel__pp=4, parallel__schedule="gpipe")) == []
+    for schedule in ("gpipe", "auto"):
+        assert messages(job_with(**sizes, parallel__schedule=schedule)) == []
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,9 @@ def test_fewer_micro_batches_than_stages():
         ("interleaved_zb", {}, None),
         ("zbv", {}, None),
         ("auto", {"virtual_stages": 3, "partition": [1] * 6}, None),
+        ("auto", {"partition": [1] * 6}, None),
+        ("auto", {"partition": [1] * 5}, "names 5 stages, but parallel.pp=2 with 2 stages a rank"),
+        ("auto", {"virtual_stages": 3, "partition": [1] * 4}, "names 4 stages, but parallel.pp=2 with 3 stages a rank"),
     ],
 )
 def test_stages_and_micro_batches_of_a_schedule(schedule, keys, words):
@@ -162,7 +166,7 @@ def test_stages_and_micro_batches_of_a_schedule(schedule, keys, words):
         "launcher.workers=0",
         "parallel.schedule=zbvv",
         "parallel.virtual_stages=0",
-        "parallel.partition=time",
+        "parallel.partition=times",
         "parallel.partition=[3]",
         "parallel.partition=[3,0]",
         "parallel.partition=3",

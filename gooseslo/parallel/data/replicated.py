@@ -9,6 +9,7 @@ from torch import nn
 
 from gooseslo.parallel.collectives import Group
 from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.data.masters import Masters
 from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.shared import SharedGradients
@@ -21,15 +22,19 @@ class Replicated:
 
     def __init__(
         self,
-        parameters: dict[str, nn.Parameter],
+        segments: Sequence[dict[str, nn.Parameter]],
         *,
         dtype: torch.dtype,
         group: Group,
         shared: Sequence[SharedGradients] = (),
     ):
-        """`dtype`: of the weights, which come as they are to be stepped; `shared` gradients are summed first."""
+        """`segments` of the rank's parameters by name are reduced one by one; they come as they are to be stepped.
+
+        `dtype`: what the weights are to have; `shared` gradients are summed first.
+        """
+        parameters = {name: p for segment in segments for name, p in segment.items()}
         self.masters = Masters(parameters, dtype)
-        self.buffer = GradientBuffer(list(parameters.values()), group)
+        self.buffer = GradientBuffer([list(segment.values()) for segment in segments], Sharding(replica_group=group))
         self.masters.take_gradients(self.buffer)
         self.shared = shared
         self.stepped = _whole(self.masters.parameters)
@@ -39,6 +44,9 @@ class Replicated:
 
     def zero(self) -> None:
         self.buffer.zero()
+
+    def begin_reduce(self, segment: int) -> None:
+        self.buffer.begin_reduce(segment)
 
     def reduce(self) -> None:
         for shared in self.shared:

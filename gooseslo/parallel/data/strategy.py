@@ -45,6 +45,9 @@ class DataParallel(Protocol):
     def zero(self) -> None:
         """Forget the last step's gradients; replaces `optimizer.zero_grad()`."""
 
+    def begin_reduce(self, segment: int) -> None:
+        """Nothing more will be added to the gradients of a segment in this step: its sum may begin."""
+
     def reduce(self) -> None:
         """Sum gradients over all ranks that saw a part of them; the loss is already divided by the step's tokens."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from gooseslo.errors import TopologyError
@@ -46,6 +46,34 @@ def partition_by_weight(weights: Sequence[float], pp: int, *, first: float = 0.0
         return min(choices)
 
     return list(best(0, 0)[2])
+
+
+def partition_by_rank(
+    start: Sequence[int], cost: Callable[[Sequence[int]], Sequence[float]], *, limit: int = 10_000
+) -> list[int]:
+    """Layers per stage so that the costliest rank costs as little as can be, found from `start` on.
+
+    `cost` gives each rank's cost of layers per stage; ranks may have several stages. One layer after another goes to
+    the stage where it helps most: the costliest rank first, then the next. At most `limit` layers move.
+    """
+    counts = list(start)
+    best = sorted(cost(counts), reverse=True)
+    for _ in range(limit):
+        found = None
+        for giver in range(len(counts)):
+            for taker in range(len(counts)):
+                if giver == taker or counts[giver] == 1:
+                    continue
+                moved = list(counts)
+                moved[giver] -= 1
+                moved[taker] += 1
+                costs = sorted(cost(moved), reverse=True)
+                if costs < best:
+                    best, found = costs, moved
+        if found is None:
+            break
+        counts = found
+    return counts
 
 
 def layer_ranges(counts: Sequence[int]) -> list[range]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gooseslo.schema.schedule_table import rank_of_stage
+
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlacement:
@@ -27,8 +29,7 @@ class StagePlacement:
 
     def rank_of(self, stage: int) -> int:
         """On the pp axis."""
-        turn, place = divmod(stage, self.pp)
-        return self.pp - 1 - place if self.is_v and turn % 2 else place
+        return rank_of_stage(stage, pp=self.pp, is_v=self.is_v)
 
     @property
     def parts_ends(self) -> bool:

@@ -24,11 +24,19 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    _Action,
+    _PipelineScheduleRuntime,
+)
 
+from gooseslo.errors import TopologyError
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.stopwatch import Stopwatch
 from gooseslo.parallel.pipeline.work import RankWork
+from gooseslo.schema.schedule_table import Table, splits_backward
+from gooseslo.schema.schedules import SPLIT_BACKWARD
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits of a micro-batch, its labels) -> its share of the step's loss, a scalar."""
@@ -42,8 +50,6 @@ SEVERAL_STAGES: dict[str, type[PipelineScheduleMulti]] = {
     "dualpipev": ScheduleDualPipeV,
 }
 """By how many stages a rank has: one, or a list of them."""
-SPLIT_BACKWARD = ("interleaved_zb", "zbv", "dualpipev")
-"""Weight gradients are computed after input gradients, when there would be nothing else to do."""
 
 
 class Runner(Protocol):
@@ -81,12 +87,13 @@ class SequentialRunner:
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses = []
-        self.stopwatch.reset()
+        self.work.begin()
         for index, (ids, targets, further) in enumerate(self._micro_batches(input_ids, labels, inputs)):
             with self.work.running("forward", index, 0):
                 loss = self.loss(self.module(ids, **further), targets)
             with self.work.running("backward", index, 0):
                 loss.backward()
+            self.work.gradients_done(0)
             losses.append(loss.detach())
         return losses
 
@@ -131,7 +138,10 @@ class WorkingStage(PipelineStage):
         if not self.has_backward:
             return None
         with self.work.running("backward", bwd_chunk_id, self.stage_index):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if kwargs.get("full_backward", True):
+            self.work.gradients_done(self.stage_index)
+        return result
 
     # torch's runtime hands gradients from stage to stage of one rank in an evaluation too, where there are none.
 
@@ -147,7 +157,15 @@ class WorkingStage(PipelineStage):
         if not self.has_backward:
             return None
         with self.work.running("backward_weight", bwd_chunk_id, self.stage_index):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            result = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self.work.gradients_done(self.stage_index)
+        return result
+
+
+def load_table(schedule: _PipelineScheduleRuntime, table: Table) -> None:
+    """Give torch's runtime a table to run; it adds the messages."""
+    schedule.pipeline_order = {rank: [_Action.from_str(str(each)) for each in row] for rank, row in enumerate(table)}
+    schedule._prepare_schedule_with_comms(schedule.pipeline_order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +189,16 @@ class PipelineRunner:
         num_micro: int,
         schedule: str,
         num_stages: int,
+        micro_shape: tuple[int, int],
         context: ParallelContext,
         device: torch.device,
+        table: Table | None = None,
     ):
-        """`num_stages`: of the whole pipeline."""
-        self.stopwatch, self.num_micro = work.stopwatch, num_micro
+        """`num_stages`: of the whole pipeline; `micro_shape`: the samples and tokens that the stages' buffers hold;
+        `table`: what each rank computes, where `schedule` is no name.
+        """
+        self.shape = (num_micro * micro_shape[0], micro_shape[1])
+        self.work, self.stopwatch, self.num_micro = work, work.stopwatch, num_micro
         torch_stages: list[Any] = [
             WorkingStage(
                 stage.module,
@@ -186,18 +209,22 @@ class PipelineRunner:
                 output_args=stage.example[1],
                 group=context.pp_group,
                 work=work,
-                splits_backward=schedule in SPLIT_BACKWARD,
+                splits_backward=schedule in SPLIT_BACKWARD if table is None else splits_backward(table),
             )
             for stage in stages
         ]
         self.is_first = any(stage.is_first for stage in torch_stages)
         self.is_last = any(stage.is_last for stage in torch_stages)
         self.loss = loss
-        if schedule in ONE_STAGE:
-            (stage,) = torch_stages
-            self.schedule: PipelineScheduleSingle | PipelineScheduleMulti = ONE_STAGE[schedule](
-                stage, num_micro, loss_fn=self._timed_loss, scale_grads=False
+        self.schedule: PipelineScheduleSingle | PipelineScheduleMulti
+        if table is not None:
+            self.schedule = _PipelineScheduleRuntime(
+                torch_stages, num_micro, loss_fn=self._timed_loss, scale_grads=False
             )
+            load_table(self.schedule, table)
+        elif schedule in ONE_STAGE:
+            (stage,) = torch_stages
+            self.schedule = ONE_STAGE[schedule](stage, num_micro, loss_fn=self._timed_loss, scale_grads=False)
         else:
             self.schedule = SEVERAL_STAGES[schedule](
                 torch_stages, num_micro, loss_fn=self._timed_loss, scale_grads=False
@@ -205,7 +232,7 @@ class PipelineRunner:
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
-        self.stopwatch.reset()
+        self.work.begin()
         self.schedule.step(*self._inputs(input_ids), **self._keywords(inputs, labels, losses), return_outputs=False)
         return [loss.detach() for loss in losses]
 
@@ -220,6 +247,9 @@ class PipelineRunner:
             return self.loss(logits, labels)
 
     def _inputs(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        if input_ids.shape != self.shape:  # torch would cut what a stage receives to its buffers, and say nothing
+            given, made = ("{} samples of {} tokens".format(*shape) for shape in (input_ids.shape, self.shape))
+            raise TopologyError(f"a batch of {given}: the stages of this pipeline exchange {made}")
         return (input_ids,) if self.is_first else ()
 
     def _keywords(self, inputs: dict[str, Tensor], labels: Tensor, losses: list[Tensor]) -> dict[str, Any]:

@@ -9,20 +9,12 @@ Shape suffixes: B batch, S sequence, D hidden, O local output features, I local 
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gooseslo.parallel.collectives import Group, copy_to_group, sum_over_group, sum_scatter_sequence
-
-
-def project(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
-    """A linear map with the weight in either orientation."""
-    if not transposed:
-        return F.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    out = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
-    return out.view(*x.shape[:-1], weight.shape[1])
+from gooseslo.parallel.collectives import Group, sum_over_group, sum_scatter_sequence
+from gooseslo.parallel.tensor.linear import HandedWeight, linear, project
+from gooseslo.parallel.tensor.overlap import copy_to_region, take_weight
 
 
 class ColumnParallelLinear(nn.Module):
@@ -32,9 +24,13 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = weight, bias
         self.transposed = transposed
+        self.handed: HandedWeight | None = None
 
     def forward(self, hidden_BSD: Tensor) -> Tensor:
-        return project(hidden_BSD, self.weight, self.bias, transposed=self.transposed)
+        handed = take_weight(self, hidden_BSD)
+        if handed is None:
+            return project(hidden_BSD, self.weight, self.bias, transposed=self.transposed)
+        return linear(hidden_BSD, handed, self.bias, transposed=self.transposed)
 
 
 class RowParallelLinear(nn.Module):
@@ -90,6 +86,11 @@ class VocabParallelHead(nn.Module):
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, group: Group):
         super().__init__()
         self.weight, self.bias, self.group = weight, bias, group
+        self.handed: HandedWeight | None = None
 
     def forward(self, hidden_BSD: Tensor) -> Tensor:
-        return F.linear(copy_to_group(hidden_BSD, self.group), self.weight, self.bias)
+        entered_BSD = copy_to_region(hidden_BSD, [self], self.group)
+        handed = take_weight(self, entered_BSD)
+        if handed is None:
+            return F.linear(entered_BSD, self.weight, self.bias)
+        return linear(entered_BSD, handed, self.bias, transposed=False)

@@ -9,15 +9,18 @@ section 4.2.2: only the shard is kept for the backward pass, which gathers it ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gooseslo.parallel.collectives import Group, all_gather_sequence, copy_to_group, gather_sequence
+from gooseslo.parallel.collectives import Group, all_gather_sequence
 from gooseslo.parallel.names import matches
+from gooseslo.parallel.tensor.layers import ColumnParallelLinear
+from gooseslo.parallel.tensor.overlap import WeightTaker, copy_to_region, gather_for_region
 from gooseslo.policies.policy import Policy
 
 
@@ -30,10 +33,11 @@ def attach_regions(model: nn.Module, policy: Policy, *, group: Group, sequence_p
         return
     for name, module in model.named_modules():
         if any(matches(pattern, name) for pattern in policy.regions):
+            layers = [each for each in module.modules() if isinstance(each, ColumnParallelLinear)]
             if sequence_parallel:
-                _SequenceRegion(group).attach(module)
+                _SequenceRegion(group, layers).attach(module)
             else:
-                on_input(module, lambda hidden_BSD: copy_to_group(hidden_BSD, group))
+                on_input(module, functools.partial(copy_to_region, layers=layers, group=group))
 
 
 def on_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
@@ -50,8 +54,8 @@ def on_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
 class _SequenceRegion:
     """Gathers the shard at the region's input; the column layers save the shard in place of the whole."""
 
-    def __init__(self, group: dist.ProcessGroup):
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup, layers: Sequence[WeightTaker]):
+        self._group, self._layers = group, layers
         self._saving: torch.autograd.graph.saved_tensors_hooks | None = None
         self._whole: Tensor | None = None
 
@@ -63,7 +67,7 @@ class _SequenceRegion:
         if torch.is_autocast_enabled(shard.device.type):
             # Else each column layer would cast the whole for itself, and autograd keep each of the casts.
             shard = shard.to(torch.get_autocast_dtype(shard.device.type))
-        whole = gather_sequence(shard, self._group)
+        whole = gather_for_region(shard, self._layers, self._group)
         if torch.is_grad_enabled():
             gathered = _Gathered(shard.detach(), whole, self._group)
             self._saving = torch.autograd.graph.saved_tensors_hooks(gathered.pack, _unpack)
