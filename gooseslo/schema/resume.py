@@ -27,7 +27,7 @@ FIXED = (
 FREE = ("data.workers", "data.reader")
 """Keys of fixed groups that decide only how the same samples are read."""
 
-WHOLE = ("optimizer.groups",)
+WHOLE = ("optimizer.groups", "optimizer.options")
 """Keys whose value is a mapping of names that are no keys."""
 
 
