@@ -15,7 +15,7 @@ from gooseslo.cli import read_flags
 from gooseslo.engine.plan import make_plan
 from gooseslo.schema import compose
 from gooseslo.schema.groups import TrainJob
-from gooseslo.schema.keys import all_keys
+from gooseslo.schema.keys import OPEN_KEYS, all_keys, open_key_above
 
 PAGES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
 GOOSESLO = [(page, command) for page in PAGES for command in commands(page, "gooseslo")]
@@ -65,7 +65,7 @@ def run(step, folder, cache):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", ["docs/quickstart.md", "docs/debugging.md", "docs/data.md"])
+@pytest.mark.parametrize("page", ["docs/quickstart.md", "docs/debugging.md", "docs/data.md", "docs/training.md"])
 def test_a_page_can_be_followed_from_its_top_to_its_end(page, tmp_path):
     for name in ("a.txt", "held-out.txt"):
         (tmp_path / name).write_text("goose honk pond egg reed wing nest\n" * 400, encoding="utf-8")
@@ -87,6 +87,11 @@ def test_a_page_can_be_followed_from_its_top_to_its_end(page, tmp_path):
     elif page.endswith("data.md"):
         assert "data/both: 450 documents, " in outputs[2] and "goose honk" in outputs[3]
         assert all((tmp_path / "data" / f"{name}.idx").exists() for name in "abcd")
+    elif page.endswith("training.md"):
+        runs = {path.name: (path / "metrics.jsonl").read_text() for path in (tmp_path / "runs").iterdir()}
+        assert set(runs) == {"rmsprop", "adafactor", "amsgrad", "fp16", "checked"}
+        assert all(lines.count('"kind": "train"') == 4 for lines in runs.values())
+        assert runs["fp16"].count('"loss_scale": 65536.0') == 4
     else:
         table = [line.split() for line in outputs[2].splitlines()]
         assert [int(step) for step, *_ in table] == [1, 2, 3, 4] and all(float(line[3]) < 1e-10 for line in table)
@@ -113,10 +118,10 @@ def test_every_page_is_in_the_index_and_every_decision_in_its_own():
 def test_keys_in_the_text_exist():
     keys = set(all_keys(TrainJob))
     groups = {key.partition(".")[0] for key in keys if "." in key}
-    for page in ("README.md", "docs/quickstart.md", "docs/debugging.md"):
+    for page in ("README.md", "docs/quickstart.md", "docs/debugging.md", "docs/training.md"):
         for word in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`", (ROOT / page).read_text(encoding="utf-8")):
             if word.partition(".")[0] in groups:
-                assert word in keys or word.startswith("model.config."), f"{page}: {word}"
+                assert word in keys or open_key_above(word), f"{page}: {word}"
 
 
 def test_the_configuration_page_is_what_the_schemas_say():
@@ -127,7 +132,7 @@ def test_the_configuration_page_is_what_the_schemas_say():
     page = module.page()
     assert module.PAGE.read_text(encoding="utf-8") == page, "run python tools/configuration_page.py"
     for key in all_keys(TrainJob):
-        key = "model.config.FIELD" if key == "model.config" else key
+        key = f"{key}.FIELD" if key in OPEN_KEYS else key
         row = next(line for line in page.splitlines() if line.startswith(f"| `{key}` |"))
         assert row.count("|") - row.count("\\|") == 5 and not row.endswith("|  |"), f"{key} has no text"
 

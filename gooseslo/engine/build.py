@@ -22,11 +22,12 @@ from gooseslo.engine.checkpoint.save import LocalState, save_step
 from gooseslo.engine.data_parallel import build_data_parallel
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
+from gooseslo.engine.loss_scale import LossScale
 from gooseslo.engine.lr_schedule import build_lr_schedule
 from gooseslo.engine.metrics import describer, warning_record
 from gooseslo.engine.model import build_model
 from gooseslo.engine.observers import build_observers
-from gooseslo.engine.optimizer import build_optimizer, optimizer_tensors, set_updates
+from gooseslo.engine.optimizer import build_optimizer, make_state, optimizer_tensors
 from gooseslo.engine.plan import Plan
 from gooseslo.engine.precision import CastStage
 from gooseslo.engine.requests import Requests
@@ -34,6 +35,7 @@ from gooseslo.engine.run_folder import CHECKPOINTS
 from gooseslo.engine.sources import RunData
 from gooseslo.engine.start import last_step
 from gooseslo.engine.step import StepLoss, TrainStep
+from gooseslo.engine.sync_check import SyncCheck
 from gooseslo.engine.trace import ChromeTrace
 from gooseslo.engine.worker import Worker
 from gooseslo.parallel.data.strategy import Part
@@ -64,10 +66,19 @@ def build_trainer(
     if job.logging.trace:
         callbacks.append(ChromeTrace(worker.run_dir, rank=worker.rank, at=context.at, device=worker.device))
     seed, device = job.run.seed, worker.device
-    train_step = build_step(plan, context, job.train, seed=seed, device=device, zero=job.zero, callbacks=callbacks)
+    train_step = build_step(
+        plan,
+        context,
+        job.train,
+        seed=seed,
+        device=device,
+        zero=job.zero,
+        callbacks=callbacks,
+        check_sync=job.debug.check_sync,
+    )
     optimizer = build_optimizer(job.optimizer, by_saved_name(train_step))
     lr_at = build_lr_schedule(job.lr_schedule, peak=job.optimizer.lr, horizon=job.train.steps)
-    position = Position() if start is None else resume(start, train_step, optimizer, job.optimizer.name)
+    position = Position() if start is None else resume(start, train_step, optimizer)
     observers = build_observers(worker, job, first_step=position.step + 1)
     trainer = Trainer(
         train_step=train_step,
@@ -122,18 +133,20 @@ def by_saved_name(step: TrainStep) -> list[Part]:
     return [replace(part, name=step.model.saved_name(part.name)) for part in step.data_parallel.stepped]
 
 
-def resume(start: Path, step: TrainStep, optimizer: torch.optim.Optimizer, optimizer_name: str) -> Position:
+def resume(start: Path, step: TrainStep, optimizer: torch.optim.Optimizer) -> Position:
     """Fill weights and optimizer from a step folder, of any layout and precision; each rank reads its own slices."""
     stepped, weights, state = step.data_parallel.stepped, *(PartTable(step.model.placements) for _ in range(2))
-    position = Position(**read_state(start)["position"])
+    saved = read_state(start)
+    position = Position(**saved["position"])
+    step.loss_scale.load(saved.get("loss_scale"))
+    make_state(optimizer, updates=position.updates)
     for part in stepped:
         weights.add(part, part.parameter.detach())
     load_weights(start, weights.tensors)
     step.data_parallel.write_back()
-    for what, part, tensor in optimizer_tensors(optimizer, optimizer_name, stepped, create=position.updates > 0):
+    for what, part, tensor in optimizer_tensors(optimizer, stepped):
         state.add(part, tensor, what=what)
     load_tensors(start, state.tensors, optimizer=True)
-    set_updates(optimizer, position.updates)
     return position
 
 
@@ -153,7 +166,7 @@ def build_saver(
         weights, kept = PartTable(model.placements), PartTable(model.placements)
         for part in replicas.weights:
             weights.add(part, part.parameter.detach())
-        for what, part, tensor in optimizer_tensors(optimizer, job.optimizer.name, replicas.stepped):
+        for what, part, tensor in optimizer_tensors(optimizer, replicas.stepped):
             kept.add(part, tensor, what=what)
         if replicas.are_masters:
             for part in replicas.stepped:
@@ -170,7 +183,13 @@ def build_saver(
             local=LocalState(tensors=weights.tensors, optimizer=kept.tensors),
             coordinates=step.context.at,
             topology=asdict(plan.topology),
-            state={"step": position.step, "position": asdict(position), "seed": job.run.seed, "data": data.identity},
+            state={
+                "step": position.step,
+                "position": asdict(position),
+                "loss_scale": step.loss_scale.state(),
+                "seed": job.run.seed,
+                "data": data.identity,
+            },
             tied=model.aliases,
             write_common=lambda folder: write_model_files(
                 folder, plan.config, data.tokenizer_folder, dtype=plan.dtypes.weights, head=plan.head
@@ -191,6 +210,7 @@ def build_step(
     device: torch.device,
     zero: ZeroConfig = NOTHING_SHARED,
     callbacks: Sequence[PipelineCallback] = (),
+    check_sync: bool = False,
 ) -> TrainStep:
     """Model, gradient buffer and schedule of this rank, ready to train; collective over all ranks.
 
@@ -235,6 +255,8 @@ def build_step(
         callbacks=told,
         device=device,
         clip_grad_norm=train.clip_grad_norm,
+        loss_scale=LossScale.of(plan.precision, train.loss_scale),
+        sync_check=SyncCheck(context.topology) if check_sync else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from gooseslo.data.order.loader import EvalLoader, TrainLoader
+from gooseslo.data.order.loader import Batch, EvalLoader, TrainLoader
+from gooseslo.engine import bad_steps
 from gooseslo.engine.metrics import TrainRecord, eval_record, peak_memory_bytes, save_record, warning_record
 from gooseslo.engine.optimizer import set_lr
 from gooseslo.engine.requests import Requests
@@ -29,6 +31,10 @@ class Position:
     """Optimizer updates done: what the LR schedule counts."""
     consumed_samples: int = 0
     consumed_tokens: int = 0
+    skipped: int = 0
+    """Steps done without an update."""
+    bad_in_a_row: int = 0
+    """The last steps without a finite loss and gradient; overflows of fp16 among them are not counted."""
 
 
 class Observer(Protocol):
@@ -49,7 +55,7 @@ class LoopSettings:
     save_every: int
     save_at_end: bool
     max_skipped_steps: int
-    """So many in a row without a finite gradient end the run: no later one will have one."""
+    """So many bad ones in a row end the run: no later one will be good."""
 
 
 class Trainer:
@@ -100,15 +106,12 @@ class Trainer:
 
     def _fit(self, position: Position) -> Position:
         settings = self.settings
-        skipped_in_a_row = 0
         while position.step < settings.last_step and not self.stop_signal:
-            position, skipped = self._one_step(position)
-            skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
-            if skipped_in_a_row >= settings.max_skipped_steps:
-                raise FloatingPointError(
-                    f"{skipped_in_a_row} steps in a row had no finite gradient, the last of them step {position.step}"
-                    f" (train.max_skipped_steps={settings.max_skipped_steps})"
-                )
+            bad_before = position.bad_in_a_row
+            position = self._one_step(position)
+            if position.bad_in_a_row > bad_before and position.bad_in_a_row >= settings.max_skipped_steps:
+                self._save(position)
+                raise bad_steps.too_many(position.bad_in_a_row, step=position.step, limit=settings.max_skipped_steps)
             at_end = position.step == settings.last_step
             save_first = self._save_asked or self.stop_signal != 0  # who asks may not wait for an evaluation
             if save_first:
@@ -121,8 +124,8 @@ class Trainer:
                 self._save(position)
         return position
 
-    def _one_step(self, position: Position) -> tuple[Position, bool]:
-        """One global batch; whether its update was skipped for want of a finite gradient."""
+    def _one_step(self, position: Position) -> Position:
+        """One global batch, whose update is skipped where its loss or gradient is not finite."""
         began = time.perf_counter()
         batch = self.train_loader.batch(position.consumed_samples)
         waited = time.perf_counter() - began
@@ -132,15 +135,30 @@ class Trainer:
             batch.input_ids, batch.labels, batch.position_ids, step=position.step, update=self.optimizer.step
         )
         seconds = time.perf_counter() - began
+        before, is_overflow = position, result.skip is not None and result.skip.is_overflow
+        bad_in_a_row = position.bad_in_a_row + (not is_overflow) if result.skipped else 0
         position = replace(
             position,
             step=position.step + 1,
             updates=position.updates + (not result.skipped),
             consumed_samples=position.consumed_samples + self.train_loader.global_batch_size,
             consumed_tokens=position.consumed_tokens + result.num_tokens,
+            skipped=position.skipped + result.skipped,
+            bad_in_a_row=bad_in_a_row,
         )
         self._report(position, result, lr=lr, seconds=seconds, waited=waited)
-        return position, result.skipped
+        if bad_in_a_row > before.bad_in_a_row:
+            self._tell_of_bad_step(before, result, batch)
+        return position
+
+    def _tell_of_bad_step(self, position: Position, result: StepResult, batch: Batch) -> None:
+        assert result.skip is not None
+        text = bad_steps.describe(
+            result.skip, batch.sample_ids, step=position.step + 1, first_position=position.consumed_samples
+        )
+        if self.observers:
+            logging.getLogger(__name__).warning(text)
+        self._observe(lambda: warning_record(text))
 
     def _report(self, position: Position, result: StepResult, *, lr: float, seconds: float, waited: float) -> None:
         memory_bytes = peak_memory_bytes(self.train_step.device)
@@ -160,6 +178,8 @@ class Trainer:
             data_wait_seconds=waited,
             memory_bytes=int(largest_memory),
             skipped=result.skipped,
+            overflow=result.skip is not None and result.skip.is_overflow,
+            loss_scale=result.loss_scale,
             stage_seconds=tuple(stage_seconds),
         )
         self._observe(lambda: self.describe(record))

@@ -20,7 +20,7 @@ from gooseslo.parallel.recompute import recomputed_parts
 from gooseslo.parallel.tensor.apply import part_placements
 from gooseslo.policies.policy import Policy
 from gooseslo.policies.registry import find_policy
-from gooseslo.schema.groups import AdamWConfig, OptimizerConfig, SGDConfig
+from gooseslo.schema.groups import AdafactorConfig, OptimizerConfig, SGDConfig
 from gooseslo.schema.schedule_table import Table, held
 
 _META = torch.device("meta")
@@ -44,8 +44,8 @@ def parameter_bytes(dtypes: Dtypes, optimizer: OptimizerConfig, *, zero_stage: i
     """Over `dp` ranks stage 1 of ZeRO shards the optimizer's state, 2 the gradients too, 3 the weights too."""
     if isinstance(optimizer, SGDConfig):
         moments = 1 if optimizer.momentum else 0
-    else:
-        moments = 2 if isinstance(optimizer, AdamWConfig) else 1
+    else:  # of torch's classes most keep two; Adafactor's rows and columns weigh next to nothing
+        moments = 0 if isinstance(optimizer, AdafactorConfig) else 2
     masters = dtypes.weights != dtypes.stepped
     return ParameterBytes(
         weight=dtypes.weights.itemsize / (dp if zero_stage >= 3 else 1),

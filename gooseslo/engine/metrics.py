@@ -46,6 +46,10 @@ class TrainRecord:
     memory_bytes: int
     """The largest rank's peak."""
     skipped: bool
+    overflow: bool = False
+    """It was skipped for a gradient that fp16 cannot hold under the loss scale."""
+    loss_scale: float | None = None
+    """That of the next step; None but for fp16."""
     stage_seconds: tuple[float, ...]
     """Forward and backward computation of each pipeline stage, without waiting; the slowest rank of the stage."""
 
@@ -85,6 +89,7 @@ def train_record(
         "mfu": None if peak is None else flops_per_second / (peak * num_devices),
         "memory_bytes": record.memory_bytes,
         "skipped": record.skipped,
+        **({} if record.loss_scale is None else {"overflow": record.overflow, "loss_scale": record.loss_scale}),
         "stage_seconds": list(record.stage_seconds),
     }
 

@@ -1,4 +1,4 @@
-"""The optimizer: torch's AdamW or SGD over the groups that the configuration makes, and its state by name."""
+"""The optimizer: a class of torch.optim over the groups that the configuration makes, and its state by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gooseslo.errors import Fault
 from gooseslo.parallel.data.strategy import Part
-from gooseslo.schema.groups import AdamWConfig, OptimizerConfig, SGDConfig
+from gooseslo.schema.groups import OptimizerConfig
+from gooseslo.schema.optimizers import CLASSES, OWN_OPTIONS, arguments_of, as_argument, class_name
 from gooseslo.schema.param_groups import settings_of
 
-STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""The tensors that an optimizer keeps for each parameter, of the parameter's shape."""
+_COUNT = "step"
+"""The one entry of a parameter's state that is no tensor of a checkpoint: it is the run's number of updates."""
 
 
 def build_optimizer(config: OptimizerConfig, stepped: Sequence[Part]) -> torch.optim.Optimizer:
@@ -25,21 +27,39 @@ def build_optimizer(config: OptimizerConfig, stepped: Sequence[Part]) -> torch.o
     for part in stepped:
         options = _group_options(config, part)
         members.setdefault(tuple(sorted(options.items())), []).append(part.parameter)
-    groups = [{"params": group, **dict(options)} for options, group in members.items()]
-    if isinstance(config, AdamWConfig):
-        first, second = config.betas
-        return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), eps=config.eps, fused=True)
-    assert isinstance(config, SGDConfig), f"no optimizer for {config}"
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    groups: list[dict[str, Any]] = [{"params": group, **dict(options)} for options, group in members.items()]
+    groups = groups or [{"params": []}]  # a rank that steps nothing; torch wants at least one group
+    name = class_name(config)
+    fused = {"fused": True} if CLASSES[name].is_fused else {}
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(groups, lr=config.lr, **arguments_of(config), **fused)
+    return optimizer
+
+
+def optimizer_faults(config: OptimizerConfig) -> list[Fault]:
+    """What the class itself has against its arguments, in its own words: tried on a weight of one number."""
+    part = Part(name="", parameter=nn.Parameter(torch.zeros(1, 1)), num_dims=2)
+    for pattern, settings in (("", {}), *config.groups.items()):
+        try:
+            build_optimizer(config, [part])
+            arguments = {**arguments_of(config), **{name: as_argument(value) for name, value in settings.items()}}
+            decay = {"weight_decay": config.weight_decay} if CLASSES[class_name(config)].decays else {}
+            getattr(torch.optim, class_name(config))([part.parameter], **{"lr": config.lr, **decay, **arguments})
+        except (TypeError, ValueError) as error:
+            where = f' for "{pattern}"' if pattern else ""
+            key = "optimizer.groups" if pattern else "optimizer" if config.name in OWN_OPTIONS else "optimizer.name"
+            rule = f"torch.optim.{class_name(config)} refuses its arguments{where}: {error}"
+            return [Fault(key=key, value=None if pattern else config.name, rule=rule)]
+    return []
 
 
 def _group_options(config: OptimizerConfig, part: Part) -> dict[str, Any]:
     """What torch is told of one parameter; parameters with equal options make a group."""
-    settings = settings_of(config.groups, part.name)
-    decay = config.weight_decay if part.num_dims >= 2 else 0.0
-    options = {"lr": config.lr, "weight_decay": decay, **settings}
+    options: dict[str, Any] = {"lr": config.lr}
+    if CLASSES[class_name(config)].decays:
+        options["weight_decay"] = config.weight_decay if part.num_dims >= 2 else 0.0
+    options |= settings_of(config.groups, part.name)
     options["lr_factor"] = options["lr"] / config.lr if config.lr else 1.0
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    return {key: as_argument(value) for key, value in options.items()}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -48,37 +68,34 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("lr_factor", 1.0)
 
 
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer,
-    name: str,
-    stepped: Sequence[Part],
-    *,
-    create: bool = False,
-) -> Iterator[tuple[str, Part, Tensor]]:
-    """What the optimizer keeps for each part, of the part's shape: (exp_avg, part, tensor) and so on.
+def optimizer_tensors(optimizer: torch.optim.Optimizer, stepped: Sequence[Part]) -> Iterator[tuple[str, Part, Tensor]]:
+    """What the optimizer keeps for each part by now: (exp_avg, part, tensor) and so on.
 
-    With `create` absent state is made as zeros, to be filled by a checkpoint; without it absent state is left out.
+    Most have the part's shape. A scalar (NAdam's mu_product) is the same for all parts of a weight; another shape
+    (Adafactor's rows and columns) is there for whole weights alone.
     """
-    momentum = {p: group.get("momentum", 0.0) for group in optimizer.param_groups for p in group["params"]}
     for part in stepped:
-        parameter = part.parameter
-        state = optimizer.state[parameter]
-        for key in STATE_KEYS[name]:
-            is_kept = key != "momentum_buffer" or momentum[parameter] > 0
-            if create and key not in state and is_kept:
-                state[key] = torch.zeros_like(parameter)
-            if state.get(key) is not None:
-                yield key, part, state[key]
+        for key, value in optimizer.state[part.parameter].items():
+            if key != _COUNT and isinstance(value, Tensor):
+                yield key, part, value
 
 
-def set_updates(optimizer: torch.optim.Optimizer, updates: int) -> None:
-    """Tell AdamW's bias correction how many updates were done; for a resumed run.
+@torch.no_grad()
+def make_state(optimizer: torch.optim.Optimizer, *, updates: int) -> None:
+    """State as after so many updates, its tensors to be filled by a checkpoint; for a resumed run.
 
-    Before the first update there is no state at all, and AdamW must find none.
+    It is made by an update with gradients of zero, so that nothing here need know the classes: call it before the
+    weights are loaded. Before the first update most have no state at all, and must find none.
     """
     if updates == 0:
         return
-    for group in optimizer.param_groups:
-        if "betas" in group:
-            for parameter in group["params"]:
-                optimizer.state[parameter]["step"] = torch.tensor(float(updates), device=parameter.device)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+    optimizer.step()
+    for parameter, gradient in zip(parameters, before, strict=True):
+        parameter.grad = gradient
+        count = optimizer.state[parameter].get(_COUNT)
+        if count is not None:
+            count.fill_(updates)

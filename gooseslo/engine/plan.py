@@ -13,6 +13,7 @@ from gooseslo.engine.hf import empty_model
 from gooseslo.engine.layout import LayoutMaker
 from gooseslo.engine.memory import local_numel
 from gooseslo.engine.model_config import check_against_model, make_config
+from gooseslo.engine.optimizer import optimizer_faults
 from gooseslo.engine.precision import DTYPES, Dtypes
 from gooseslo.engine.probe import Workload
 from gooseslo.errors import ConfigError, Fault
@@ -37,7 +38,7 @@ class Plan:
     """causal-lm or sequence-classification."""
     device: str
     precision: str
-    """fp32, bf16 or fp64."""
+    """fp32, bf16, fp16 or fp64."""
     bf16_mode: str
     schedule: str
     """A schedule's name, or the path of its file."""
@@ -126,7 +127,7 @@ def make_plan(job: TrainJob, *, num_devices: int, cache_dir: Path | None = None)
     model = empty_model(config, job.model.head)
     lint(model, policy, tied=bool(config.tie_word_embeddings))
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if faults := check_patterns(job.optimizer.groups, shapes):
+    if faults := check_patterns(job.optimizer.groups, shapes) + optimizer_faults(job.optimizer):
         raise ConfigError(faults)
 
     parallel = job.parallel

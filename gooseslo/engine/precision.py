@@ -42,6 +42,13 @@ DTYPES: Mapping[tuple[str, str], Dtypes] = {
         logits=torch.bfloat16,
         words="bf16 with fp32 masters",
     ),
+    ("fp16", "master"): Dtypes(
+        weights=torch.float16,
+        stepped=torch.float32,
+        hidden=torch.float16,
+        logits=torch.float16,
+        words="fp16 with fp32 masters",
+    ),
     # The residual stream is fp32 under autocast, and travels so: nothing is rounded only because it changes ranks.
     ("bf16", "autocast"): Dtypes(
         weights=torch.float32,
@@ -50,6 +57,14 @@ DTYPES: Mapping[tuple[str, str], Dtypes] = {
         logits=torch.bfloat16,
         autocast=torch.bfloat16,
         words="fp32 with bf16 autocast",
+    ),
+    ("fp16", "autocast"): Dtypes(
+        weights=torch.float32,
+        stepped=torch.float32,
+        hidden=torch.float32,
+        logits=torch.float16,
+        autocast=torch.float16,
+        words="fp32 with fp16 autocast",
     ),
 }
 """(train.precision, train.bf16_mode) -> what they mean."""

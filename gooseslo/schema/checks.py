@@ -9,6 +9,7 @@ from gooseslo.errors import Fault
 from gooseslo.schema.data_checks import check_data
 from gooseslo.schema.data_groups import ClassificationDataConfig
 from gooseslo.schema.groups import TrainJob, WSDScheduleConfig
+from gooseslo.schema.optimizers import check_optimizer
 from gooseslo.schema.param_groups import check_settings
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import TRAIN_BOUNDS, TRAIN_CHOICES, choice_fault, range_faults
@@ -31,7 +32,7 @@ def check_train(job: TrainJob, *, num_devices: int | None = None) -> list[Fault]
     left out, and a second call with the number finds it.
     """
     faults = range_faults(job, TRAIN_BOUNDS, TRAIN_CHOICES)
-    faults += check_settings(job.optimizer, TRAIN_BOUNDS)
+    faults += check_optimizer(job) or check_settings(job.optimizer, TRAIN_BOUNDS)
     faults += _check_run(job) + _check_partition(job) + check_data(job.data) + _check_sequence(job)
     faults += _check_head(job) + _check_pipeline_schedule(job) + check_zero(job)
     faults += _check_recomputation(job) + _check_precision(job, num_devices)
@@ -138,14 +139,20 @@ def _check_run(job: TrainJob) -> list[Fault]:
 
 
 def _check_precision(job: TrainJob, num_devices: int | None) -> list[Fault]:
-    """`train.bf16_mode` says something only where bf16 is computed."""
-    precision, mode = job.train.precision, job.train.bf16_mode
+    """`train.bf16_mode` says something only where 16 bits are computed with, `train.loss_scale` where it is fp16."""
+    precision, mode, scale = job.train.precision, job.train.bf16_mode, job.train.loss_scale
     on_cpu = job.device == "cpu" or (job.device == "auto" and num_devices == 0)
-    if mode != "autocast" or precision == "bf16" or (precision == "auto" and not on_cpu):
-        return []
     computed = "auto, which is fp32 on the CPU" if precision == "auto" else precision
-    rule = f"has no meaning with train.precision={computed}"
-    return [Fault(key="train.bf16_mode", value=mode, rule=rule, way_out="give train.precision=bf16, or leave it out")]
+    faults = []
+    if mode == "autocast" and precision not in ("bf16", "fp16") and (precision != "auto" or on_cpu):
+        rule = f"has no meaning with train.precision={computed}"
+        way_out = "give train.precision=bf16 or fp16, or leave it out"
+        faults.append(Fault(key="train.bf16_mode", value=mode, rule=rule, way_out=way_out))
+    if scale is not None and precision != "fp16":
+        rule = f"has no meaning with train.precision={precision}: only fp16's range is so small"
+        way_out = "give train.precision=fp16, or leave it out"
+        faults.append(Fault(key="train.loss_scale", value=scale, rule=rule, way_out=way_out))
+    return faults
 
 
 def _check_pipeline_schedule(job: TrainJob) -> list[Fault]:

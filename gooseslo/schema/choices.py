@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gooseslo.errors import Fault
 from gooseslo.schema.keys import OPEN_KEY, listed, nearest
+from gooseslo.schema.optimizers import TORCH, name_fault, option_of
 from gooseslo.schema.overrides import Assignment
 from gooseslo.schema.store import RECIPE, group_names, group_options
 from gooseslo.schema.values import Scalar
@@ -65,11 +66,29 @@ def _split(
             values.append(item)
         elif group == "model" and (group in explicit or str(item.raw) not in group_options(group)):
             values.append(item)  # no option: only what the run is called after
+        elif group == "optimizer":
+            _choose_optimizer(item, explicit.get(group), options, values, faults)
         elif group in explicit and str(item.raw) != explicit[group]:
             faults.append(item.fault(f"contradicts {group}={explicit[group]}"))
         else:
             _choose(item, group, options, faults)
     return options, values
+
+
+def _choose_optimizer(
+    item: Assignment, explicit: str | None, options: dict[str, str], values: list[Assignment], faults: list[Fault]
+) -> None:
+    """`optimizer.name`: an option's name, a class of torch.optim that has an option, or one that has none."""
+    option = option_of(str(item.raw))
+    if option is None:
+        fault = name_fault(item.shown, item.raw)
+        faults.append(item.fault(fault.rule, fault.way_out))
+    elif explicit not in (None, option):
+        faults.append(item.fault(f"contradicts optimizer={explicit}"))
+    else:
+        options["optimizer"] = option
+        if option == TORCH:
+            values.append(item)
 
 
 def _choose(item: Assignment, group: str, options: dict[str, str], faults: list[Fault]) -> None:
@@ -83,4 +102,6 @@ def _choose(item: Assignment, group: str, options: dict[str, str], faults: list[
     else:
         closest = nearest(str(item.raw), known)
         hint = f"nearest: {closest}; " if closest else ""
+        if group == "optimizer" and option_of(str(item.raw)) is not None:
+            hint = f"give optimizer.name={item.raw}; "
         faults.append(item.fault(f"{group} has no such option", f"{hint}options: {listed(known)}"))

@@ -13,7 +13,18 @@ from gooseslo.schema.checks import check_schedule, check_train
 from gooseslo.schema.choices import Choices, choose_options
 from gooseslo.schema.config_file import read_config_file
 from gooseslo.schema.groups import DoctorJob, GenerateJob, MergeJob, ModelConfig, PreprocessJob, TrainJob
-from gooseslo.schema.keys import OPEN_KEY, all_keys, keys_of, listed, nearest, owning_options, sections, type_of
+from gooseslo.schema.keys import (
+    OPEN_KEY,
+    OPEN_KEYS,
+    all_keys,
+    keys_of,
+    listed,
+    nearest,
+    open_key_above,
+    owning_options,
+    sections,
+    type_of,
+)
 from gooseslo.schema.overrides import Assignment, read_argument
 from gooseslo.schema.store import config_folders, group_names, register
 from gooseslo.schema.values import OPEN, BadValueError, Scalar, read_value
@@ -158,13 +169,15 @@ def _set(tree: dict[str, Any], assignment: Assignment, hint: Any) -> None:
             raise BadValueError(f"{'.'.join(path[:depth])} is not a mapping")
     if assignment.raw is None:
         if hint is not OPEN or name not in tree:
-            way_out = f"nearest: ~{OPEN_KEY}.{nearest(name, tree)}" if hint is OPEN and nearest(name, tree) else ""
+            above, closest = open_key_above(assignment.key), nearest(name, tree) if hint is OPEN else None
+            way_out = f"nearest: ~{above}.{closest}" if closest else ""
             raise BadValueError("is not there" if hint is OPEN else "cannot be removed, only set", way_out)
         del tree[name]
-    elif assignment.key == OPEN_KEY:
+    elif assignment.key in OPEN_KEYS:
         value = read_value(assignment.raw, OPEN)
         if not isinstance(value, Mapping):
-            raise BadValueError("is not a mapping", f"set one field: {OPEN_KEY}.n_layer=12")
+            example = {OPEN_KEY: "n_layer=12"}.get(assignment.key, "momentum=0.9")
+            raise BadValueError("is not a mapping", f"set one field: {assignment.key}.{example}")
         tree[name].update(value)
     else:
         tree[name] = read_value(assignment.raw, hint)

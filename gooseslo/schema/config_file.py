@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from gooseslo.errors import ConfigError, Fault
-from gooseslo.schema.keys import OPEN_KEY, sections
+from gooseslo.schema.keys import OPEN_KEYS, open_key_above, sections
 from gooseslo.schema.overrides import Assignment
 from gooseslo.schema.store import SCHEMAS
 from gooseslo.schema.values import Raw, Scalar
@@ -57,10 +57,10 @@ def _leaves(node: yaml.MappingNode, prefix: str, path: Path, keys: dict[str, Any
     for name, child in _items(node, path):
         key = f"{prefix}{name}"
         # A mapping is a section, unless its key takes one as its value (data.train, fields of model.config).
-        is_value = (key in keys and key != OPEN_KEY) or prefix == f"{OPEN_KEY}."
+        is_value = (key in keys and key not in OPEN_KEYS) or open_key_above(key) is not None
         if isinstance(child, yaml.MappingNode) and not is_value and child.value:
             yield from _leaves(child, f"{key}.", path, keys)
-        elif not (key in SCHEMAS.keys() | sections(keys) - {OPEN_KEY} and _is_empty(child)):
+        elif not (key in SCHEMAS.keys() | sections(keys) - {*OPEN_KEYS} and _is_empty(child)):
             where = f"{path}, line {child.start_mark.line + 1}"
             yield Assignment(key=key, raw=_raw(child, path), shown=key, where=where)
 

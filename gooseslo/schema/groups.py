@@ -63,9 +63,11 @@ class TrainConfig:
     sequence_length: int = 256
     """Tokens per sample."""
     precision: str = "auto"
-    """auto, fp32, bf16, or fp64 (for proofs); auto is bf16 on CUDA and fp32 on the CPU."""
+    """auto, fp32, bf16, fp16, or fp64 (for proofs); auto is bf16 on CUDA and fp32 on the CPU."""
     bf16_mode: str = "master"
-    """master: bf16 weights, fp32 masters and moments; autocast: fp32 weights, bf16 in the forward pass."""
+    """Of bf16 and fp16: master, 16-bit weights and fp32 masters; autocast, fp32 weights and a 16-bit forward pass."""
+    loss_scale: float | None = None
+    """Of fp16: the loss is multiplied by it before the backward pass; null: found while training."""
     activation_checkpointing: Any = "none"
     """Computed again in the backward pass, to save memory: none, full, selective (attention), n: every n-th layer."""
     clip_grad_norm: float = 1.0
@@ -77,19 +79,21 @@ class TrainConfig:
     deterministic: bool = False
     """Only operations that give the same bits every time; slower on CUDA."""
     max_skipped_steps: int = 10
-    """So many steps in a row without a finite gradient end the run."""
+    """So many steps in a row without a finite loss and gradient end the run; overflows of fp16 are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     name: str = "adamw"
-    """adamw or sgd; the same as optimizer=NAME."""
+    """adamw, sgd or adafactor, the same as optimizer=NAME; or a class of torch.optim, such as RMSprop."""
     lr: float = 3e-4
     """Peak learning rate."""
     weight_decay: float = 0.1
     """Not applied to norms and biases, unless a group says so."""
     groups: dict[str, Any] = field(default_factory=dict)
     """Name pattern: settings of the parameters that fit it (lr, weight_decay, ...); no parameter may fit two."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """An argument of the optimizer's class in torch.optim that has no key of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,28 @@ class SGDConfig(OptimizerConfig):
     name: str = "sgd"
     momentum: float = 0.0
     """0: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdafactorConfig(OptimizerConfig):
+    """Second moments by row and column alone: a few numbers in place of one for each weight."""
+
+    name: str = "adafactor"
+    lr: float = 1e-2
+    weight_decay: float = 0.0
+    beta2_decay: float = -0.8
+    """Power of the step by which the decay of the second moment nears 1."""
+    d: float = 1.0
+    """An update with a larger root mean square is scaled down to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchOptimizerConfig(OptimizerConfig):
+    """A class of torch.optim by its own name, with its own arguments."""
+
+    name: str = "Adam"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +247,12 @@ class LoggingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DebugConfig:
+    check_sync: bool = False
+    """Prove around every step that ranks hold the same bits of what they hold in common; slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """Everything `gooseslo train` needs; built once, in the parent."""
 
@@ -236,6 +268,7 @@ class TrainJob:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
     device: str = "auto"
     """auto, cuda or cpu."""
 

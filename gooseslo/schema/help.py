@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gooseslo.schema import data_groups, groups
-from gooseslo.schema.keys import OPEN_KEY, owning_options
+from gooseslo.schema.keys import OPEN_KEYS, owning_options
 from gooseslo.schema.store import SCHEMAS, config_folders, group_names, group_options
 from gooseslo.schema.values import type_name
 
@@ -56,8 +56,8 @@ def key_help(job_type: type) -> list[KeyHelp]:
                 continue
             said = (docs[base.__name__, field.name] for base in schema.__mro__ if (base.__name__, field.name) in docs)
             text = next(said, "") + (_options_note(key) if job_type is groups.TrainJob else "")
-            if key == OPEN_KEY:
-                found[key] = KeyHelp(key=f"{OPEN_KEY}.FIELD", kind="any", default="", text=text)
+            if key in OPEN_KEYS:
+                found[key] = KeyHelp(key=f"{key}.FIELD", kind="any", default="", text=text)
             else:
                 found[key] = KeyHelp(key=key, kind=type_name(hint), default=_default(field), text=text)
     return list(found.values())

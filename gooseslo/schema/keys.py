@@ -14,6 +14,9 @@ from gooseslo.schema.values import OPEN
 
 OPEN_KEY = "model.config"
 """Below this key any name goes: fields of the architecture's Hugging Face config."""
+OPTIONS_KEY = "optimizer.options"
+"""Below this key any name goes: arguments of the optimizer's class in torch.optim."""
+OPEN_KEYS = (OPEN_KEY, OPTIONS_KEY)
 
 
 def keys_of(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -42,9 +45,13 @@ def all_keys(job_type: type) -> dict[str, Any]:
 
 def type_of(key: str, keys: dict[str, Any]) -> Any:
     """The type of a key, or None where there is no such key."""
-    if key.startswith(f"{OPEN_KEY}.") and OPEN_KEY in keys:
-        return OPEN
-    return keys.get(key)
+    above = open_key_above(key)
+    return OPEN if above in keys else keys.get(key)
+
+
+def open_key_above(key: str) -> str | None:
+    """The open key that `key` lies below."""
+    return next((above for above in OPEN_KEYS if key.startswith(f"{above}.")), None)
 
 
 def sections(keys: Iterable[str]) -> set[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from gooseslo.errors import Fault
 from gooseslo.schema.groups import OptimizerConfig
 from gooseslo.schema.keys import listed, nearest
+from gooseslo.schema.optimizers import CLASSES, class_name, fits, kind_of
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.ranges import Bound
 
@@ -29,8 +30,14 @@ def settings_of(groups: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[s
 
 
 def setting_names(config: OptimizerConfig) -> list[str]:
-    """What a group of this optimizer can set."""
-    return [field.name for field in dataclasses.fields(config) if field.name not in ("name", "groups")]
+    """What a group of this optimizer can set: its own keys, and further arguments of its class."""
+    facts = CLASSES[class_name(config)]
+    return list(dict.fromkeys([*_typed_settings(config), *facts.arguments]))
+
+
+def _typed_settings(config: OptimizerConfig) -> list[str]:
+    names = [field.name for field in dataclasses.fields(config) if field.name not in ("name", "groups", "options")]
+    return names if CLASSES[class_name(config)].decays else [name for name in names if name != "weight_decay"]
 
 
 def check_settings(config: OptimizerConfig, bounds: Mapping[str, Bound]) -> list[Fault]:
@@ -72,6 +79,11 @@ def _check(config: OptimizerConfig, pattern: str, name: str, value: Any, bounds:
         closest = nearest(str(name), known)
         way_out = f"nearest: {closest}; " * (closest is not None) + f"settings: {listed(known)}"
         return _fault(pattern, {name: value}, f"{config.name} has no setting {shortened(name)}", way_out)
+    if name not in _typed_settings(config):
+        default = CLASSES[class_name(config)].arguments[name]
+        if not fits(value, default):
+            return _fault(pattern, {name: value}, f"{name} must be {kind_of(default)}")
+        return None
     takes_list = isinstance(getattr(config, name), list)
     numbers = value if isinstance(value, list) else [value]
     if takes_list != isinstance(value, list) or not all(map(_is_number, numbers)):

@@ -43,6 +43,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "train.eval_every": at_least(0),
     "train.eval_batches": at_least(0),
     "train.max_skipped_steps": at_least(1),
+    "train.loss_scale": at_least(1),
     "optimizer.lr": at_least(0),
     "optimizer.weight_decay": at_least(0),
     "optimizer.betas": Bound(
@@ -51,6 +52,8 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     ),
     "optimizer.eps": POSITIVE,
     "optimizer.momentum": BELOW_ONE,
+    "optimizer.beta2_decay": Bound("must be at most 0", lambda value: value <= 0),
+    "optimizer.d": at_least(1),
     "lr_schedule.warmup_steps": at_least(0),
     "lr_schedule.min_ratio": FRACTION,
     "lr_schedule.decay_steps": at_least(1),
@@ -73,7 +76,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
 
 TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "model.head": ("causal-lm", "sequence-classification"),
-    "train.precision": ("auto", "fp32", "bf16", "fp64"),
+    "train.precision": ("auto", "fp32", "bf16", "fp16", "fp64"),
     "train.bf16_mode": ("master", "autocast"),
     "data.reader": ("mmap", "lazy", "cached"),
     "logging.wandb.mode": ("off", "offline", "online"),

@@ -27,7 +27,7 @@ FIXED = (
 FREE = ("data.workers", "data.reader")
 """Keys of fixed groups that decide only how the same samples are read."""
 
-WHOLE = ("optimizer.groups",)
+WHOLE = ("optimizer.groups", "optimizer.options")
 """Keys whose value is a mapping of names that are no keys."""
 
 
@@ -45,18 +45,16 @@ def check_resume(old: Mapping[str, Any], new: TrainJob) -> list[Fault]:
         was, value = before.get(key, defaults.get(key)), after.get(key)
         if was == value or (key == "train.steps" and _may_grow(was, value, new)):
             continue
-        rule = f"the run has {shortened(was)}, and a continued run cannot change it"
-        typed = shortened(was, 300 if key in WHOLE else 60)
-        way_out = f"give {key}={typed}, or start another run with run.name=NAME"
+        given = f"{key}={shortened(was, 300 if key in WHOLE else 60)}"
+        place = key
         if key.startswith("data.") and isinstance(was, list) and isinstance(value, list):
+            given = f"{key} as it was (config.yaml of the run has it)"
             place, was, value = _first_difference(key, was, value)
-            rule = f"the run has {shortened(was)}, and a continued run cannot change it"
-            way_out = f"give {key} as it was (config.yaml of the run has it), or start another run with run.name=NAME"
-            faults.append(Fault(key=place, value=shortened(value), rule=rule, way_out=way_out))
-            continue
+        rule = f"the run has {shortened(was)}, and a continued run cannot change it"
+        way_out = f"give {given}, or start another run with run.name=NAME"
         if key == "train.steps" and isinstance(new.lr_schedule, ConstantScheduleConfig):
             rule = f"the run has {was}; the horizon may grow, not shrink"
-        faults.append(Fault(key=key, value="null" if value is None else shortened(value), rule=rule, way_out=way_out))
+        faults.append(Fault(key=place, value=shortened(value), rule=rule, way_out=way_out))
     return faults
 
 

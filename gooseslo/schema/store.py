@@ -12,7 +12,12 @@ from gooseslo.schema import data_groups, groups
 SCHEMAS: dict[str, dict[str, type]] = {
     "model": {"model": groups.ModelConfig},
     "parallel": {"parallel": groups.ParallelConfig},
-    "optimizer": {"adamw": groups.AdamWConfig, "sgd": groups.SGDConfig},
+    "optimizer": {
+        "adamw": groups.AdamWConfig,
+        "sgd": groups.SGDConfig,
+        "adafactor": groups.AdafactorConfig,
+        "torch": groups.TorchOptimizerConfig,
+    },
     "lr_schedule": {
         "cosine": groups.CosineScheduleConfig,
         "linear": groups.LinearScheduleConfig,

@@ -176,8 +176,14 @@ def test_a_skipped_step_is_said_so_in_both_modes(terminal):
     screen = terminal()
     with Reporter(screen.stream, num_steps=100) as report:
         report(train(13, loss=float("nan"), skipped=True))
-        assert screen.shown[0] == "step 13: skipped: the gradient is not finite"
+        assert screen.shown[0] == "step 13: skipped: the loss is not finite"
         assert screen.shown[2] == "loss not finite"
+
+
+def test_an_overflow_of_fp16_is_not_called_bad():
+    line = {**train(3, skipped=True), "overflow": True, "loss_scale": 32768.0}
+    said = "step 3: skipped: the gradient is too large for fp16; the loss scale is 32768 from now on"
+    assert plain(100, [train(1), line])[1] == said
 
 
 def test_without_progress_only_warnings_are_shown():

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from gooseslo.engine import loop, metrics
+from gooseslo.engine.bad_steps import Skip
 from gooseslo.engine.build import build_step
 from gooseslo.engine.loop import LoopSettings, Position, Trainer
 from gooseslo.engine.metrics import describer, eval_record
 from gooseslo.engine.plan import make_plan
 from gooseslo.engine.requests import Requests
 from gooseslo.engine.step import EvalSums, StepResult
-from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.mesh import Coordinates, ParallelContext
 from gooseslo.parallel.pipeline.callbacks import Callbacks
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
@@ -28,15 +29,27 @@ class FakeStep:
     device = torch.device("cpu")
     callbacks = Callbacks()
 
-    def __init__(self, bad=()):
-        self.bad, self.seen, self.evaluated = set(bad), [], 0
+    def __init__(self, bad=(), overflows=()):
+        self.bad, self.overflows = {*bad, *overflows}, set(overflows)
+        self.seen, self.evaluated = [], 0
 
     def __call__(self, input_ids, labels, position_ids, *, step, update):
         skipped = step in self.bad
         self.seen.append((step, int(input_ids[0, 0])))
         if not skipped:
             update()
-        return StepResult(loss=2.0, grad_norm=math.nan if skipped else 1.0, num_tokens=8, skipped=skipped)
+        return StepResult(
+            loss=2.0,
+            grad_norm=math.nan if skipped else 1.0,
+            num_tokens=8,
+            skip=self.why(step) if skipped else None,
+        )
+
+    def why(self, step):
+        overflow = step in self.overflows
+        return Skip(
+            is_overflow=overflow, bad_losses=(), num_micro_batches=2, gradients_are_finite=False, at=Coordinates()
+        )
 
     def evaluate(self, input_ids, labels, position_ids):
         self.evaluated += 1
@@ -47,7 +60,8 @@ class FakeStep:
 
 
 def batch_of(input_ids, labels=None):
-    return SimpleNamespace(input_ids=input_ids, labels=labels, position_ids=None)
+    ids = input_ids[:, 0].long()
+    return SimpleNamespace(input_ids=input_ids, labels=labels, position_ids=None, sample_ids=ids)
 
 
 class Loader(SimpleNamespace):
@@ -67,7 +81,7 @@ def trainer(
     optimizer.step = lambda: lrs.append(optimizer.param_groups[0]["lr"])
 
     def observe(record):
-        events.append((record["kind"], record["step"], record.get("skipped"), record.get("loss")))
+        events.append((record["kind"], record.get("step"), record.get("skipped"), record.get("loss")))
 
     observe.close = lambda: events.append("closed")
     batch = batch_of(torch.zeros(2, 4))
@@ -124,7 +138,7 @@ def test_a_skipped_step_moves_the_data_but_neither_weights_nor_rate():
     assert [skipped for kind, _, skipped, _ in events[:-1] if kind == "train"] == [False, True, True, False]
     assert step.seen == [(0, 0), (1, 2), (2, 4), (3, 6)]
     assert lrs == [0.0, 1.0]
-    assert position == Position(step=4, updates=2, consumed_samples=8, consumed_tokens=32)
+    assert position == Position(step=4, updates=2, consumed_samples=8, consumed_tokens=32, skipped=2)
 
 
 def test_ranks_part_before_any_closes_its_observers_and_not_where_one_failed():
@@ -141,7 +155,36 @@ def test_too_many_skipped_steps_in_a_row_end_the_run():
     made, events, _ = trainer(FakeStep(bad=[1, 2, *range(4, 100)]), last_step=100)
     with pytest.raises(FloatingPointError, match=r"3 steps in a row .* the last of them step 7 \(.*skipped_steps=3"):
         made.fit(Position())
-    assert events[-1] == "closed"
+    assert events[-1] == "closed" and [step for kind, step, *_ in events[:-1] if kind == "save"] == [7]
+
+
+def test_a_resumed_run_counts_on_and_an_overflow_is_not_counted():
+    made, _, _ = trainer(FakeStep(bad=[4, 5], overflows=[6]), last_step=7)
+    position = made.fit(Position())
+    assert (position.bad_in_a_row, position.skipped) == (2, 3)
+    made, _, _ = trainer(FakeStep(bad=[7]), last_step=9)
+    with pytest.raises(FloatingPointError, match=r"3 steps in a row .* step 8"):
+        made.fit(position)
+    made, _, _ = trainer(FakeStep(bad=[8]), last_step=9)
+    assert made.fit(position).bad_in_a_row == 1, "a good step between them begins a new row"
+
+
+def test_a_run_that_only_overflows_goes_on_and_says_nothing_of_its_data():
+    made, events, _ = trainer(FakeStep(overflows=range(9)), last_step=9)
+    assert made.fit(Position()).skipped == 9
+    assert "warning" not in [event[0] for event in events]
+
+
+def test_a_bad_step_is_told_with_its_samples():
+    made, _, _ = trainer(FakeStep(bad=[3]), last_step=4)
+    lines = []
+    made.observers.append(
+        type("Lines", (), {"__call__": lambda self, line: lines.append(line), "close": lambda self: 0})()
+    )
+    made.fit(Position())
+    (warning,) = [line["text"] for line in lines if line["kind"] == "warning"]
+    assert "step 4 is skipped: every loss is finite, but the gradient is not, on tp=0 pp=0 dp=0" in warning
+    assert "samples 6, 6; the step had positions 6 to 7 of the data's order" in warning
 
 
 def test_every_observer_is_closed_whatever_another_does():

@@ -1,92 +1,40 @@
 """A run that stops and goes on, in bf16 and from one precision to another: by build_trainer, as the workers do it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from short_runs import run, step_folder
 from transformers import AutoModelForCausalLM
 
-from gooseslo.engine.build import build_trainer, by_saved_name
 from gooseslo.engine.checkpoint.manifest import Manifest
 from gooseslo.engine.checkpoint.merge import merge_checkpoint
-from gooseslo.engine.plan import make_plan
-from gooseslo.engine.sources import prepare_data
-from gooseslo.engine.worker import Duties, Worker
-from gooseslo.schema.data_groups import SyntheticDataConfig
-from gooseslo.schema.groups import AdamWConfig, LinearScheduleConfig, LoggingConfig
+from gooseslo.schema.groups import AdamWConfig
 from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import Case
-from gooseslo.testing.ranks import run_ranks
 
 GROUPS = {"*.bias": {"lr": 1e-3}, "transformer.wte.weight": {"weight_decay": 0.0, "betas": [0.8, 0.9]}}
-
-
-class StayingDuties(Duties):
-    """Those of a rank whose world goes on after the run."""
-
-    def part(self):
-        pass
-
-
-def part_of_a_run(rank, world_size, case, run_dir, start, stop_after, optimizer):
-    """The losses up to `stop_after`, from a step folder or from the beginning; saved at the end."""
-    job = case.job()
-    job = replace(
-        job,
-        train=replace(job.train, steps=6, stop_after=stop_after, eval_batches=0, global_batch_size=8),
-        optimizer=optimizer,
-        lr_schedule=LinearScheduleConfig(warmup_steps=2),
-        data=SyntheticDataConfig(samples=64),
-        logging=LoggingConfig(progress=False),
-    )
-    plan = make_plan(job, num_devices=0)
-    data = prepare_data(job.data, seed=0, model_vocab_size=96, cache_dir=run_dir, progress=lambda message: None)
-    device = torch.device("cpu")
-    worker = Worker(
-        rank=rank,
-        local_rank=rank,
-        world_size=world_size,
-        run_dir=run_dir,
-        device=device,
-        console=None,
-        duties=StayingDuties(rank),
-    )
-    trainer, position = build_trainer(worker, job, plan, data, start=start)
-    trainer.fit(position)
-    model = trainer.train_step.model
-    stepped = {part.name: part.parameter for part in by_saved_name(trainer.train_step) if part.start is None}
-    weights = {
-        saved: (parameter.detach().clone(), stepped.get(saved, parameter).detach().clone())
-        for saved, parameter in ((model.saved_name(name), p) for name, p in model.parameters().items())
-    }
-    trainer.train_step.context.close()
-    return weights
-
-
-def run(case, run_dir, *, start=None, stop_after=6, optimizer=AdamWConfig(lr=1e-2)):  # noqa: B008
-    """Its losses from `start` on, and every rank's (weight, stepped weight) by name."""
-    run_dir.mkdir(exist_ok=True)
-    metrics = run_dir / "metrics.jsonl"
-    before = len(metrics.read_text().splitlines()) if metrics.exists() else 0
-    results = run_ranks(part_of_a_run, case.world_size, case, run_dir, start, stop_after, optimizer)
-    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()[before:]], results
 
 
 def case_of(precision, mode="master", **layout):
     return Case(fields=tiny_fields("gpt2", n_layer=2), precision=precision, bf16_mode=mode, **layout)
 
 
-def step_folder(run_dir, step):
-    return run_dir / "checkpoints" / f"step-{step:08d}"
-
-
-@pytest.mark.parametrize("layout", [{}, {"pp": 2}])
-@pytest.mark.parametrize("mode", ["master", "autocast"])
-def test_a_resumed_bf16_run_is_bit_equal(tmp_path, mode, layout):
-    case = case_of("bf16", mode, **layout)
+@pytest.mark.parametrize(
+    ("precision", "mode", "layout"),
+    [
+        ("bf16", "master", {}),
+        ("bf16", "master", {"pp": 2}),
+        ("bf16", "autocast", {}),
+        ("bf16", "autocast", {"pp": 2}),
+        ("fp16", "master", {"pp": 2}),
+        ("fp16", "autocast", {}),
+    ],
+)
+def test_a_resumed_run_in_16_bits_is_bit_equal(tmp_path, precision, mode, layout):
+    case = case_of(precision, mode, **layout)
     whole, end = run(case, tmp_path / "whole", optimizer=AdamWConfig(lr=1e-2, groups=GROUPS))
     first, _ = run(case, tmp_path / "parts", stop_after=3, optimizer=AdamWConfig(lr=1e-2, groups=GROUPS))
     rest, end_of_parts = run(

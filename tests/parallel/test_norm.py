@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gooseslo.engine.clip import clip_gradients, global_norm
+from gooseslo.engine.clip import agree_on, clip_gradients
 from gooseslo.parallel.data.buffer import GradientBuffer
 from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.mesh import ParallelContext, Topology
@@ -18,7 +18,7 @@ def clipped(rank, world_size):
     split.grad.fill_(3.0 + rank)
     replicated.grad.fill_(12.0)
     counted = [split, replicated] if rank == 0 else [split]
-    norm = global_norm(counted, [context.model_group], torch.device("cpu"))
+    norm = agree_on(counted=counted, groups=[context.model_group], device=torch.device("cpu")).norm
     clip_gradients(buffer.flats, norm, 1.0)
     return norm.item(), split.grad.item(), replicated.grad.item()
 
@@ -35,5 +35,5 @@ def test_a_limit_of_zero_and_a_small_norm_change_nothing():
         parameter = torch.nn.Parameter(torch.zeros(2))
         buffer = GradientBuffer([[parameter]], Sharding())
         parameter.grad.copy_(torch.tensor([5.0, 12.0]))
-        clip_gradients(buffer.flats, global_norm([parameter], [None], torch.device("cpu")), limit)
+        clip_gradients(buffer.flats, agree_on(counted=[parameter], groups=[], device=torch.device("cpu")).norm, limit)
         assert parameter.grad.tolist() == [5.0, 12.0]

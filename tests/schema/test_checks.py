@@ -150,7 +150,7 @@ def test_stages_and_micro_batches_of_a_schedule(schedule, keys, words):
         "train.stop_after=101",
         "train.sequence_length=1",
         "train.eval_every=-1",
-        "train.precision=fp16",
+        "train.precision=fp8",
         "train.bf16_mode=mixed",
         "train.max_skipped_steps=0",
         "optimizer.lr=-1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +20,18 @@ _CHUNK_ELEMENTS = 1 << 20
 
 Key = tuple[str, Box]
 """A box of a tensor, by the name that the tensor is saved under."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A box of a tensor of which ranks that should hold the same bits do not."""
+
+    name: str
+    """Of the tensor."""
+    copies: tuple[tuple[int, ...], ...]
+    """The ranks of each of the different copies, the lowest first."""
+    largest: float
+    """The largest difference of an element between two copies; inf where one is not finite."""
 
 
 def describe_differences(
@@ -37,26 +50,25 @@ def describe_differences(
     if ranks.size == 1:
         return None
     masters = {name: placed for name, placed in optimizer.items() if name.startswith(f"{MASTER}/")}
-    held = _boxes({**weights, **masters}, tied)
-    shared = _shared_in_a_replica(ranks.gather((coordinates.dp, list(held))))
-    digests = ranks.each(lambda: {key: _digest(tensor) for key, tensor in held.items() if key in shared})
-    copies = {key: [of_rank.get(key) for of_rank in digests] for key in sorted(shared)}
-    differing = {key: found for key, found in copies.items() if len(set(found) - {None}) > 1}
-    if not differing:
+    held = boxes_by_key({**weights, **masters}, tied)
+    # To compare whole replicas would be too much to read.
+    found = differences(ranks, held, shared_keys(ranks, held, replica=coordinates.dp))
+    if not found:
         return None
-    largest = {key: _largest_difference(ranks, key, held.get(key), found) for key, found in differing.items()}
-    names = list(dict.fromkeys(name.removeprefix(f"{MASTER}/") for name, _ in differing))
-    (worst, _), difference = max(largest.items(), key=lambda item: item[1])
+    names = list(dict.fromkeys(each.name.removeprefix(f"{MASTER}/") for each in found))
+    worst = max(found, key=lambda each: each.largest)
     more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
     return (
         f"{step_name}: ranks differ in what they should hold alike, in {len(names)} parameter{'s' * (len(names) > 1)}: "
-        f"{', '.join(names[:_NUM_NAMED])}{more}; the largest difference is {difference:.2g}, in {worst}. "
+        f"{', '.join(names[:_NUM_NAMED])}{more}; the largest difference is {worst.largest:.2g}, in {worst.name}. "
         "The checkpoint has the lowest rank's copies, and a run that goes on from it has them on all ranks. Copies "
         "drift apart where their gradient is not summed over all ranks that hold one, or where a rank computes wrongly."
     )
 
 
-def _boxes(held: Mapping[str, tuple[torch.Tensor, Placement]], tied: Mapping[str, str]) -> dict[Key, torch.Tensor]:
+def boxes_by_key(
+    held: Mapping[str, tuple[torch.Tensor, Placement]], tied: Mapping[str, str]
+) -> dict[Key, torch.Tensor]:
     """Views of the local tensors, one for each box of the full ones."""
     found: dict[Key, torch.Tensor] = {}
     for key, (tensor, placement) in held.items():
@@ -66,14 +78,28 @@ def _boxes(held: Mapping[str, tuple[torch.Tensor, Placement]], tied: Mapping[str
     return found
 
 
-def _shared_in_a_replica(keys_by_rank: Sequence[tuple[int, list[Key]]]) -> set[Key]:
-    """What several ranks of one data-parallel replica hold; to compare whole replicas would be too much to read."""
+def shared_keys(ranks: Ranks, held: Mapping[Key, torch.Tensor], *, replica: int = 0) -> set[Key]:
+    """What several ranks of one and the same `replica` hold. Collective."""
     seen: set[tuple[int, Key]] = set()
     shared: set[Key] = set()
-    for dp, keys in keys_by_rank:
-        shared |= {key for key in keys if (dp, key) in seen}
-        seen |= {(dp, key) for key in keys}
+    for number, keys in ranks.gather((replica, list(held))):
+        shared |= {key for key in keys if (number, key) in seen}
+        seen |= {(number, key) for key in keys}
     return shared
+
+
+def differences(ranks: Ranks, held: Mapping[Key, torch.Tensor], shared: set[Key]) -> list[Difference]:
+    """Those of the `shared` boxes whose copies differ bit by bit, by name; equal on all ranks. Collective."""
+    digests = ranks.each(lambda: {key: _digest(tensor) for key, tensor in held.items() if key in shared})
+    found = []
+    for key in sorted(shared):
+        of_rank = [digest.get(key) for digest in digests]
+        distinct = list(dict.fromkeys(digest for digest in of_rank if digest is not None))
+        if len(distinct) > 1:
+            copies = tuple(tuple(rank for rank, digest in enumerate(of_rank) if digest == each) for each in distinct)
+            largest = _largest_difference(ranks, key, held.get(key), of_rank)
+            found.append(Difference(name=key[0], copies=copies, largest=largest))
+    return found
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

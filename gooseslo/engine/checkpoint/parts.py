@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gooseslo.engine.checkpoint.manifest import NUMBER, intersect, tensor_name
 from gooseslo.parallel.data.strategy import Part
-from gooseslo.parallel.tensor.layouts import Box, Placement, slices
+from gooseslo.parallel.tensor.layouts import Box, Placement, slices, whole
 
 PlacedTensors = dict[str, tuple[Tensor, Placement]]
 
@@ -23,9 +23,14 @@ class PartTable:
         self.tensors: PlacedTensors = {}
 
     def add(self, part: Part, tensor: Tensor, *, what: str = "") -> None:
-        """A tensor of the part's shape: the part itself, or `what` the optimizer keeps for it."""
+        """The part itself, or `what` is kept for it: of the part's shape, or whole in a shape of its own."""
         placement = self.placements[part.name]
         name = f"{what}/{part.name}" if what else part.name
+        if tensor.shape != part.parameter.shape:
+            is_cut = part.start is not None or placement.dim is not None
+            assert tensor.dim() == 0 or not is_cut, f"{name}: {tuple(tensor.shape)} of a part of the weight"
+            self.tensors[name] = (tensor, whole(tuple(tensor.shape)))
+            return
         if part.start is None:
             self.tensors[name] = (tensor, placement)
             return

@@ -38,7 +38,13 @@ def loss_of(record: Record) -> str:
 
 
 def skipped(record: Record) -> str:
-    return f"step {record['step']}: skipped: the gradient is not finite"
+    if record.get("overflow"):
+        why = f"the gradient is too large for fp16; the loss scale is {record['loss_scale']:g} from now on"
+    else:
+        loss = record["loss"]
+        what = "gradient" if loss is not None and math.isfinite(loss) else "loss"
+        why = f"the {what} is not finite"
+    return f"step {record['step']}: skipped: {why}"
 
 
 def evaluation(record: Record) -> str:

@@ -61,6 +61,8 @@ class Runner(Protocol):
 
     stopwatch: Stopwatch
     """Runs while this rank computes; reset at the beginning of `train`."""
+    num_micro: int
+    """Micro-batches of this data-parallel rank."""
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         """Forward and backward, gradients added to `.grad`; the micro-batches' losses on the last stage, else []."""
@@ -196,7 +198,7 @@ class PipelineRunner:
         `table`: what each rank computes, where `schedule` is no name.
         """
         self.shape = (num_micro * micro_shape[0], micro_shape[1])
-        self.work, self.stopwatch = work, work.stopwatch
+        self.work, self.stopwatch, self.num_micro = work, work.stopwatch, num_micro
         torch_stages: list[Any] = [
             WorkingStage(
                 stage.module,

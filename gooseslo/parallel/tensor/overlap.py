@@ -69,7 +69,9 @@ def take_weight(layer: WeightTaker, x: Tensor) -> HandedWeight | None:
 
 def can_overlap(x: Tensor) -> bool:
     """Whether a backward pass is to come; under autocast each operation casts for itself, and weights are shared."""
-    return torch.is_grad_enabled() and x.requires_grad and not torch.is_autocast_enabled(x.device.type)
+    if x.is_meta or not (torch.is_grad_enabled() and x.requires_grad):  # autocast does not know the meta device
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
 
 
 def start_sum(group: dist.ProcessGroup) -> Start:
