@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -123,14 +124,17 @@ def reduce_early(segments: Segments, data_parallel: DataParallel, work: RankWork
 def _begin_when_complete(
     parameters: list[nn.Parameter], number: int, stage: int, data_parallel: DataParallel, work: RankWork
 ) -> None:
-    seen: set[nn.Parameter] = set()
+    # Weak: the collector does not see a cycle that leads through a parameter's hooks.
+    begin_reduce, is_last = weakref.WeakMethod(data_parallel.begin_reduce), weakref.WeakMethod(work.is_last)
+    total, seen = len(parameters), set[int]()
 
     def accumulated(parameter: nn.Parameter) -> None:
-        if work.is_last(stage):
-            seen.add(parameter)
-            if len(seen) == len(parameters):
+        ends, begin = is_last(), begin_reduce()
+        if ends is not None and begin is not None and ends(stage):
+            seen.add(id(parameter))
+            if len(seen) == total:
                 seen.clear()
-                data_parallel.begin_reduce(number)
+                begin(number)
 
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(accumulated)

@@ -24,7 +24,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "wsd": groups.WSDScheduleConfig,
         "constant": groups.ConstantScheduleConfig,
     },
-    "zero": {"stage0": groups.ZeroConfig},
+    "zero": {f"stage{stage}": groups.ZeroConfig for stage in range(4)},
     "fusion": {"off": groups.FusionConfig},
     "data": {
         "stdlib": data_groups.StdlibDataConfig,

@@ -6,7 +6,7 @@ mean cross entropy over all tokens, torch's own optimizer. The layout's weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -285,17 +285,33 @@ def assert_parity(expected: Outcome, actual: Outcome, *, loss: float, tensors: f
     _assert_close(expected.weights, actual.weights, tensors, floor, "updated weight")
 
 
+def largest_difference(expected: Outcome, actual: Outcome, *, floor: float = 1e-6) -> float:
+    """Of all losses, gradients and weights, relative as `assert_parity` has it."""
+    found = [abs(one - other) / abs(one) for one, other in zip(expected.losses, actual.losses, strict=True)]
+    pairs = [*zip(expected.gradients, actual.gradients, strict=True), (expected.weights, actual.weights)]
+    for ones, others in pairs:
+        found += [difference for _, difference in _differences(ones, others, floor, "tensor")]
+    return max(found)
+
+
 def _assert_close(
     expected: dict[str, Tensor], actual: dict[str, Tensor], tolerance: float, floor: float, what: str
 ) -> None:
+    for name, difference in _differences(expected, actual, floor, what):
+        assert difference <= tolerance, f"{what} {name}: off by {difference:.2e}"
+
+
+def _differences(
+    expected: dict[str, Tensor], actual: dict[str, Tensor], floor: float, what: str
+) -> Iterator[tuple[str, float]]:
+    """Of each tensor by name, relative to the larger of its own norm and `floor` of the whole."""
     assert expected.keys() == actual.keys(), f"{what}: other names: {sorted(expected.keys() ^ actual.keys())}"
     norms = {name: tensor.norm() for name, tensor in expected.items()}
     total = torch.stack(list(norms.values())).norm()
     for name, tensor in expected.items():
         assert tensor.shape == actual[name].shape, f"{what} {name}: shape {tuple(actual[name].shape)}"
-        distance = (tensor - actual[name]).norm()
         scale = torch.maximum(norms[name], floor * total)
-        assert distance <= tolerance * scale, f"{what} {name}: off by {(distance / scale).item():.2e}"
+        yield name, ((tensor - actual[name]).norm() / scale).item()
 
 
 def _num_devices(case: Case) -> int:

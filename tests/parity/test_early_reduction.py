@@ -1,5 +1,7 @@
 """Gradients are summed over the data-parallel ranks as soon as nothing more is added to them, and not before."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from test_schedules import SCHEDULES, case
@@ -86,3 +88,17 @@ def test_many_segments_change_nothing(layout, zero_stage):
     given = Case(fields=fields, samples=8, zero_stage=zero_stage, activation_checkpointing="full", **layout)
     expected = run_reference(given)
     assert_parity(expected, run_ranks(with_small_buckets, given.world_size, given)[0], loss=1e-12, tensors=1e-9)
+
+
+def threads_after_a_run(rank, world_size, case):
+    run_layout(case, rank)
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Threads")]
+    return int(line.split()[1])
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_a_run_leaves_no_process_group_behind(zero_stage):
+    """Each has threads that wake up; what hooks of parameters hold is never collected."""
+    given = Case(fields=tiny_fields("gpt2"), dp=2, samples=8, steps=1, zero_stage=zero_stage)
+    counts = [run_ranks(threads_after_a_run, 2, given)[0] for _ in range(5)]
+    assert counts[-1] <= counts[1], counts
