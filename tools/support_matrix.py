@@ -14,8 +14,7 @@ from gooseslo.errors import ConfigError
 from gooseslo.schema.checks import check_train
 from gooseslo.schema.schedules import RULES
 from gooseslo.testing.models import tiny_fields
-from gooseslo.testing.parity import Case, Outcome, largest_difference, run_layout, run_reference
-from gooseslo.testing.ranks import run_ranks
+from gooseslo.testing.parity import Case, largest_difference, run_on_ranks, run_reference
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
 STAGES = (0, 1, 2, 3)
@@ -61,11 +60,6 @@ class Cell:
         return faults[0].rule if faults else None
 
 
-def on_rank(rank: int, world_size: int, case: Case) -> Outcome:
-    """The case on this rank."""
-    return run_layout(case, rank)
-
-
 def shown(cell: Cell) -> str:
     """What the cell says."""
     if cell.refusal() is not None:
@@ -73,7 +67,7 @@ def shown(cell: Cell) -> str:
     found = []
     for family in LAYERS:
         case = cell.case(family)
-        found.append(largest_difference(run_reference(case), run_ranks(on_rank, case.world_size, case)[0]))
+        found.append(largest_difference(run_reference(case), run_on_ranks(case)))
     return ", ".join(f"{difference:.0e}" for difference in found)
 
 

@@ -71,4 +71,4 @@ def clip_gradients(flats: Iterable[Tensor], norm: Tensor, limit: float, *, scale
     factor = (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else torch.ones_like(norm)
     factor /= scale
     for flat in flats:
-        flat.mul_(factor.to(flat.dtype))
+        flat.mul_(factor.to(flat))  # masters that are offloaded have their gradients on the CPU

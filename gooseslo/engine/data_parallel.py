@@ -29,6 +29,11 @@ class Segments:
     of_stage: dict[int, tuple[int, ...]]
     """Stage -> the segments that its last backward pass completes; what other ranks share is left for the end."""
 
+    def needed_by(self, stage: int) -> Iterator[int]:
+        """The segments with weights of a stage: its own, and those of no single stage."""
+        others = {number for each, numbers in self.of_stage.items() if each != stage for number in numbers}
+        return (number for number in range(len(self.parameters)) if number not in others)
+
 
 def build_data_parallel(
     model: LocalModel,
@@ -118,7 +123,11 @@ def reduce_early(segments: Segments, data_parallel: DataParallel, work: RankWork
         for number in segments.of_stage[stage]:
             data_parallel.begin_reduce(number)
 
-    work.complete = complete
+    def weights_needed(stage: int) -> None:
+        for number in segments.needed_by(stage):
+            data_parallel.wait_for_weights(number)
+
+    work.complete, work.weights_needed = complete, weights_needed
 
 
 def _begin_when_complete(

@@ -40,17 +40,17 @@ class ParameterBytes:
         return self.weight + self.gradient + self.optimizer
 
 
-def parameter_bytes(dtypes: Dtypes, optimizer: OptimizerConfig, *, zero_stage: int, dp: int) -> ParameterBytes:
-    """Over `dp` ranks stage 1 of ZeRO shards the optimizer's state, 2 the gradients too, 3 the weights too."""
+def parameter_bytes(dtypes: Dtypes, optimizer: OptimizerConfig, *, zero_stage: int, sharing: int) -> ParameterBytes:
+    """Over `sharing` ranks stage 1 of ZeRO shards the optimizer's state, 2 the gradients too, 3 the weights too."""
     if isinstance(optimizer, SGDConfig):
         moments = 1 if optimizer.momentum else 0
     else:  # of torch's classes most keep two; Adafactor's rows and columns weigh next to nothing
         moments = 0 if isinstance(optimizer, AdafactorConfig) else 2
     masters = dtypes.weights != dtypes.stepped
     return ParameterBytes(
-        weight=dtypes.weights.itemsize / (dp if zero_stage >= 3 else 1),
-        gradient=dtypes.stepped.itemsize / (dp if zero_stage >= 2 else 1),
-        optimizer=dtypes.stepped.itemsize * (moments + masters) / (dp if zero_stage >= 1 else 1),
+        weight=dtypes.weights.itemsize / (sharing if zero_stage >= 3 else 1),
+        gradient=dtypes.stepped.itemsize / (sharing if zero_stage >= 2 else 1),
+        optimizer=dtypes.stepped.itemsize * (moments + masters) / (sharing if zero_stage >= 1 else 1),
     )
 
 

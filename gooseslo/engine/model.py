@@ -108,6 +108,7 @@ def build_model(
     groups for shared key-value heads may be made.
     """
     placement = placement or StagePlacement(pp=context.topology.pp)
+    told = Callbacks() if callbacks is None else callbacks
     aliases = dict(policy.tied) if config.tie_word_embeddings else {}
     stages: dict[int, StageModule] = {}
     placements: dict[str, Placement] = {}
@@ -126,7 +127,7 @@ def build_model(
             streams=streams,
             sequence_parallel=sequence_parallel,
             recomputed=recomputed,
-            around=functools.partial(_around_recompute, callbacks or Callbacks(), streams, number),
+            around=functools.partial(_around_recompute, told, streams, number),
         )
         placements |= found
     models = [stage.model for stage in stages.values()]

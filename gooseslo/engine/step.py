@@ -132,6 +132,8 @@ class TrainStep:
                 self.loss_scale.fell()
         if self.sync_check is not None:
             self.sync_check.after_update(step + 1, self.model, self.data_parallel)
+        if self.callbacks:  # they may look at the weights
+            self.data_parallel.wait_for_weights()
         self.callbacks.after_step(step)
         return StepResult(
             loss=self._total(losses) / self.loss.scale,

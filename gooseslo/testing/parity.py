@@ -27,6 +27,7 @@ from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.policies.registry import CLASSIFICATION
 from gooseslo.schema.data_groups import ClassificationDataConfig, StdlibDataConfig
 from gooseslo.schema.groups import LauncherConfig, ModelConfig, ParallelConfig, TrainConfig, TrainJob, ZeroConfig
+from gooseslo.testing.ranks import run_ranks
 
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -237,6 +238,15 @@ def run_layout(case: Case, rank: int = 0) -> Outcome:
     outcome = Outcome(losses=losses, norms=norms, gradients=gradients, weights=full_weights(step_once))
     context.close()
     return outcome
+
+
+def run_on_ranks(case: Case) -> Outcome:
+    """The case on as many gloo ranks as it has, each a process of its own; AssertionError where copies differ."""
+    return run_ranks(_on_rank, case.world_size, case)[0]
+
+
+def _on_rank(rank: int, world_size: int, case: Case) -> Outcome:
+    return run_layout(case, rank)
 
 
 def full_weights(step: TrainStep) -> dict[str, Tensor]:

@@ -214,7 +214,7 @@ def test_a_head_keeps_its_logits():
     ],
 )
 def test_bytes_of_a_parameter(dtypes, optimizer: OptimizerConfig, stage, expected):
-    found = parameter_bytes(dtypes, optimizer, zero_stage=stage, dp=4)
+    found = parameter_bytes(dtypes, optimizer, zero_stage=stage, sharing=4)
     assert (found.weight, found.gradient, found.optimizer) == expected
 
 

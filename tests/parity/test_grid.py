@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gooseslo.testing.models import tiny_fields
-from gooseslo.testing.parity import Case, assert_parity, run_layout, run_reference
-from gooseslo.testing.ranks import run_ranks
+from gooseslo.testing.parity import Case, assert_parity, run_on_ranks, run_reference
 
 LAYOUTS = [
     (1, 1, 1),
@@ -70,37 +69,29 @@ def fp32_steps(fields):
     return 1 if "attention_bias" in fields else 3
 
 
-def on_ranks(rank, world_size, case):
-    return run_layout(case, rank)
-
-
-def layout(case):
-    return run_ranks(on_ranks, case.world_size, case)[0]
-
-
 @pytest.mark.parametrize(("family", "tp", "pp", "dp", "fields"), GRID)
 def test_fp64(family, tp, pp, dp, fields):
     proof = case(tp, pp, dp, fields, family=family)
-    assert_parity(run_reference(proof), layout(proof), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(proof), run_on_ranks(proof), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.parametrize(("family", "tp", "pp", "dp", "fields"), fp32_cases(GRID, FP32_FAST))
 def test_fp32(family, tp, pp, dp, fields):
     proof = case(tp, pp, dp, fields, family=family, precision="fp32", steps=fp32_steps(fields))
-    assert_parity(run_reference(proof), layout(proof), loss=1e-6, tensors=1e-5)
+    assert_parity(run_reference(proof), run_on_ranks(proof), loss=1e-6, tensors=1e-5)
 
 
 @pytest.mark.parametrize(("family", "tp", "pp", "dp", "fields"), SEQUENCE_PARALLEL)
 def test_sequence_parallel_fp64(family, tp, pp, dp, fields):
     proof = case(tp, pp, dp, fields, family=family, sequence_parallel=True)
-    assert_parity(run_reference(proof), layout(proof), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(proof), run_on_ranks(proof), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.parametrize(("family", "tp", "pp", "dp", "fields"), fp32_cases(SEQUENCE_PARALLEL, [("llama", 2, 2, 1)]))
 def test_sequence_parallel_fp32(family, tp, pp, dp, fields):
     steps = fp32_steps(fields)
     proof = case(tp, pp, dp, fields, family=family, precision="fp32", steps=steps, sequence_parallel=True)
-    assert_parity(run_reference(proof), layout(proof), loss=1e-6, tensors=1e-5)
+    assert_parity(run_reference(proof), run_on_ranks(proof), loss=1e-6, tensors=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +108,7 @@ def test_sequence_parallel_fp32(family, tp, pp, dp, fields):
 def test_twenty_adamw_losses_fp32(family, tp, pp, dp, sequence_parallel):
     changes = {"precision": "fp32", "optimizer": "adamw", "steps": 20, "clip_grad_norm": 1.0, "fixed_batch": True}
     proof = case(tp, pp, dp, {}, family=family, sequence_parallel=sequence_parallel, **changes)
-    one, other = run_reference(proof), layout(proof)
+    one, other = run_reference(proof), run_on_ranks(proof)
     assert other.losses == pytest.approx(one.losses, rel=1e-5)
     # All that a batch of random tokens can teach is itself.
     for losses in (one.losses, other.losses):
@@ -137,7 +128,7 @@ def test_twenty_adamw_losses_fp32(family, tp, pp, dp, sequence_parallel):
 )
 def test_clipping_uses_the_norm_of_the_whole_model(family, tp, pp, dp, sequence_parallel):
     proof = case(tp, pp, dp, {}, family=family, sequence_parallel=sequence_parallel, clip_grad_norm=0.1)
-    one, other = run_reference(proof), layout(proof)
+    one, other = run_reference(proof), run_on_ranks(proof)
     assert min(one.norms) > 0.1
     assert other.norms == pytest.approx(one.norms, rel=1e-12)
     assert_parity(one, other, loss=1e-12, tensors=1e-9)
@@ -146,16 +137,16 @@ def test_clipping_uses_the_norm_of_the_whole_model(family, tp, pp, dp, sequence_
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_schedules_and_given_partitions(schedule):
     proof = case(1, 3, 1, {}, schedule=schedule, partition=[1, 2, 1])
-    assert_parity(run_reference(proof), layout(proof), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(proof), run_on_ranks(proof), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.parametrize(("tp", "pp", "dp"), [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 1, 2), (1, 2, 2)])
 def test_loss_is_the_mean_over_predicted_tokens_not_of_means(tp, pp, dp):
     """Micro-batches with fewer labels, one without any: each token weighs the same."""
     proof = case(tp, pp, dp, {}, ignore_some_labels=True)
-    assert_parity(run_reference(proof), layout(proof), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(proof), run_on_ranks(proof), loss=1e-12, tensors=1e-9)
 
 
 def test_fewer_micro_batches_than_stages_runs_under_gpipe():
     proof = replace(case(1, 4, 1, {}, schedule="gpipe"), samples=4)
-    assert_parity(run_reference(proof), layout(proof), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(proof), run_on_ranks(proof), loss=1e-12, tensors=1e-9)

@@ -6,25 +6,17 @@ import pytest
 import torch
 from test_schedules import SCHEDULES, case
 
-from gooseslo.testing.parity import assert_parity, run_layout, run_reference
+from gooseslo.testing.parity import assert_parity, run_layout, run_on_ranks, run_reference
 from gooseslo.testing.ranks import run_ranks
 
 DROPOUT = {"gpt2": {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1}, "llama": {"attention_dropout": 0.1}}
-
-
-def on_ranks(rank, world_size, case):
-    return run_layout(case, rank)
-
-
-def layout(case):
-    return run_ranks(on_ranks, case.world_size, case)[0]
 
 
 @pytest.mark.parametrize("parts", ["full", "selective", 2])
 @pytest.mark.parametrize(("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zbv", 2)])
 def test_it_changes_nothing(schedule, virtual_stages, parts):
     given = case(schedule, virtual_stages, tp=2, micro_batch_size=1, activation_checkpointing=parts)
-    assert_parity(run_reference(given), layout(given), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(given), run_on_ranks(given), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -32,7 +24,7 @@ def test_dropout_of_the_attention_alone_draws_the_same_again(family):
     given = case("1f1b", 1, family=family, micro_batch_size=1)
     given = replace(given, fields={**given.fields, **DROPOUT[family]})
     again = replace(given, activation_checkpointing="selective")
-    assert_parity(layout(given), layout(again), loss=1e-12, tensors=1e-9)
+    assert_parity(run_on_ranks(given), run_on_ranks(again), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -42,7 +34,7 @@ def test_dropout_draws_the_same_again(schedule, virtual_stages, family):
     given = case(schedule, virtual_stages, family=family, micro_batch_size=1)
     given = replace(given, fields={**given.fields, **DROPOUT[family]})
     again = replace(given, activation_checkpointing="full")
-    assert_parity(layout(given), layout(again), loss=1e-12, tensors=1e-9)
+    assert_parity(run_on_ranks(given), run_on_ranks(again), loss=1e-12, tensors=1e-9)
 
 
 def forwards(rank, world_size, case):
@@ -63,7 +55,7 @@ def forwards(rank, world_size, case):
 def test_bf16_computes_the_same_bits_again(schedule, virtual_stages, mode):
     given = case(schedule, virtual_stages, micro_batch_size=1, precision="bf16", bf16_mode=mode)
     again = replace(given, activation_checkpointing="full")
-    assert_parity(layout(given), layout(again), loss=0.0, tensors=0.0)
+    assert_parity(run_on_ranks(given), run_on_ranks(again), loss=0.0, tensors=0.0)
 
 
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)

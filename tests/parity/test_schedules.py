@@ -3,8 +3,7 @@
 import pytest
 
 from gooseslo.testing.models import tiny_fields
-from gooseslo.testing.parity import Case, assert_parity, run_layout, run_reference
-from gooseslo.testing.ranks import run_ranks
+from gooseslo.testing.parity import Case, assert_parity, run_on_ranks, run_reference
 
 # (schedule, virtual stages)
 SCHEDULES = [
@@ -27,19 +26,11 @@ def case(schedule, virtual_stages, *, family="gpt2", tp=1, pp=2, dp=1, **changes
     return Case(architecture=family, fields=fields, tp=tp, pp=pp, dp=dp, **{**options, **changes})
 
 
-def on_ranks(rank, world_size, case):
-    return run_layout(case, rank)
-
-
-def layout(case):
-    return run_ranks(on_ranks, case.world_size, case)[0]
-
-
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
 def test_two_ranks_fp64(schedule, virtual_stages, family):
     given = case(schedule, virtual_stages, family=family, micro_batch_size=1)
-    assert_parity(run_reference(given), layout(given), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(given), run_on_ranks(given), loss=1e-12, tensors=1e-9)
 
 
 LAYOUTS = [
@@ -60,7 +51,7 @@ LAYOUTS = [
 def test_other_layouts_fp64(schedule, virtual_stages, tp, pp, dp, changes, family):
     sizes = {"tp": tp, "pp": pp, "dp": dp, "micro_batch_size": 1}
     given = case(schedule, virtual_stages, family=family, **sizes, **changes)
-    assert_parity(run_reference(given), layout(given), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(given), run_on_ranks(given), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.slow
@@ -68,7 +59,7 @@ def test_other_layouts_fp64(schedule, virtual_stages, tp, pp, dp, changes, famil
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
 def test_four_ranks_fp64(schedule, virtual_stages, family):
     given = case(schedule, virtual_stages, family=family, pp=4, micro_batch_size=1)
-    assert_parity(run_reference(given), layout(given), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(given), run_on_ranks(given), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.slow
@@ -77,5 +68,5 @@ def test_four_ranks_fp64(schedule, virtual_stages, family):
 def test_twenty_losses_fp32(schedule, virtual_stages, family):
     options = {"precision": "fp32", "optimizer": "adamw", "steps": 20}
     given = case(schedule, virtual_stages, family=family, micro_batch_size=1, **options)
-    expected, actual = run_reference(given), layout(given)
+    expected, actual = run_reference(given), run_on_ranks(given)
     assert actual.losses == pytest.approx(expected.losses, rel=1e-5)

@@ -10,7 +10,7 @@ from test_schedules import case as schedule_case
 from gooseslo.engine.build import build_step
 from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
-from gooseslo.testing.parity import assert_parity, run_layout, run_reference
+from gooseslo.testing.parity import assert_parity, run_on_ranks, run_reference
 from gooseslo.testing.ranks import run_ranks
 
 NONE = ("1f1b", 1, {"pp": 1, "dp": 2})
@@ -26,14 +26,6 @@ def case(schedule, virtual_stages, sizes, *, stage, family="gpt2", shard_size=No
     return replace(given, zero_stage=stage, zero_shard_size=shard_size)
 
 
-def on_ranks(rank, world_size, case):
-    return run_layout(case, rank)
-
-
-def layout(case):
-    return run_ranks(on_ranks, case.world_size, case)[0]
-
-
 def grid():
     for stage in (2, 3):
         for family in ("gpt2", "llama"):
@@ -46,7 +38,7 @@ def grid():
 def test_fp64(stage, family, schedule, virtual_stages, sizes):
     """With gradients of 4 or 8 micro-batches, and clipping that bites."""
     given = case(schedule, virtual_stages, sizes, stage=stage, family=family, clip_grad_norm=0.1)
-    one, other = run_reference(given), layout(given)
+    one, other = run_reference(given), run_on_ranks(given)
     assert min(one.norms) > 0.1
     assert other.norms == pytest.approx(one.norms, rel=1e-12)
     assert_parity(one, other, **EXACT)
@@ -56,7 +48,7 @@ def test_fp64(stage, family, schedule, virtual_stages, sizes):
 @pytest.mark.parametrize(("stage", "family", "schedule", "virtual_stages", "sizes"), list(grid()))
 def test_fp32(stage, family, schedule, virtual_stages, sizes):
     given = case(schedule, virtual_stages, sizes, stage=stage, family=family, precision="fp32")
-    assert_parity(run_reference(given), layout(given), loss=1e-6, tensors=1e-5)
+    assert_parity(run_reference(given), run_on_ranks(given), loss=1e-6, tensors=1e-5)
 
 
 @pytest.mark.slow
@@ -65,7 +57,7 @@ def test_fp32(stage, family, schedule, virtual_stages, sizes):
 def test_twenty_losses_fp32(stage, schedule, virtual_stages, sizes):
     options = {"precision": "fp32", "optimizer": "adamw", "steps": 20, "clip_grad_norm": 1.0}
     given = case(schedule, virtual_stages, sizes, stage=stage, **options)
-    assert layout(given).losses == pytest.approx(run_reference(given).losses, rel=1e-5)
+    assert run_on_ranks(given).losses == pytest.approx(run_reference(given).losses, rel=1e-5)
 
 
 SPECIAL = [
@@ -90,14 +82,14 @@ MANY = [
 )
 def test_other_layouts_fp64(stage, family, schedule, virtual_stages, sizes, changes):
     given = case(schedule, virtual_stages, sizes, stage=stage, family=family, **changes)
-    assert_parity(run_reference(given), layout(given), **EXACT)
+    assert_parity(run_reference(given), run_on_ranks(given), **EXACT)
 
 
 def test_weights_with_fewer_rows_than_ranks_fp64():
     """97 rows on 4 ranks are 25, 25, 25 and 22; 2 rows of a class score leave two ranks without any."""
     given = case("1f1b", 1, {"pp": 1, "dp": 4}, stage=3, head="sequence-classification", steps=2)
     given = replace(given, fields={**given.fields, "vocab_size": 97, "num_labels": 2, "pad_token_id": 96})
-    assert_parity(run_reference(given), layout(given), **EXACT)
+    assert_parity(run_reference(given), run_on_ranks(given), **EXACT)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -117,7 +109,7 @@ def test_recomputation_and_dropout(stage, schedule, virtual_stages, sizes, parts
     given = case(schedule, virtual_stages, sizes, stage=stage)
     given = replace(given, fields={**given.fields, **DROPOUT["gpt2"]})
     plain = replace(given, zero_stage=0)
-    assert_parity(layout(plain), layout(replace(given, activation_checkpointing=parts)), **EXACT)
+    assert_parity(run_on_ranks(plain), run_on_ranks(replace(given, activation_checkpointing=parts)), **EXACT)
 
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -126,7 +118,7 @@ def test_recomputation_and_dropout(stage, schedule, virtual_stages, sizes, parts
 def test_bf16(stage, mode, sizes):
     """Against stage 0 of the same layout: the same products in bf16, and the same sums in fp32 in another order."""
     given = case("1f1b", 1, sizes, stage=stage, family="llama", precision="bf16", bf16_mode=mode, steps=1)
-    assert_parity(layout(replace(given, zero_stage=0)), layout(given), loss=1e-6, tensors=1e-5)
+    assert_parity(run_on_ranks(replace(given, zero_stage=0)), run_on_ranks(given), loss=1e-6, tensors=1e-5)
 
 
 def spoil_one_step(rank, world_size, case):

@@ -10,16 +10,8 @@ from gooseslo.engine.build import build_step
 from gooseslo.engine.plan import make_plan
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.testing.models import tiny_fields
-from gooseslo.testing.parity import OPTIMIZERS, Case, assert_parity, run_layout, run_reference
+from gooseslo.testing.parity import OPTIMIZERS, Case, assert_parity, run_on_ranks, run_reference
 from gooseslo.testing.ranks import run_ranks
-
-
-def on_ranks(rank, world_size, case):
-    return run_layout(case, rank)
-
-
-def layout(case):
-    return run_ranks(on_ranks, case.world_size, case)[0]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -27,7 +19,7 @@ def layout(case):
 def test_every_schedule_fp64(schedule, virtual_stages, family):
     options = {"dp": 2, "micro_batch_size": 1, "zero_stage": 1, "optimizer": "adamw", "clip_grad_norm": 0.1}
     given = case(schedule, virtual_stages, family=family, **options)
-    assert_parity(run_reference(given), layout(given), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(given), run_on_ranks(given), loss=1e-12, tensors=1e-9)
 
 
 SHARINGS = [
@@ -50,7 +42,7 @@ SHARINGS = [
 def test_every_sharing_fp64(sharing, family):
     options = {"fields": tiny_fields(family, vocab_size=131), "samples": 8, "micro_batch_size": 1}
     given = Case(architecture=family, zero_stage=1, optimizer="adamw", clip_grad_norm=0.1, **{**options, **sharing})
-    assert_parity(run_reference(given), layout(given), loss=1e-12, tensors=1e-9)
+    assert_parity(run_reference(given), run_on_ranks(given), loss=1e-12, tensors=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["master", "autocast"])
@@ -60,13 +52,13 @@ def test_bf16_is_that_of_stage_0(sharing, mode):
     fields = tiny_fields("gpt2")
     given = Case(fields=fields, precision="bf16", bf16_mode=mode, optimizer="sgd", samples=8, zero_stage=1, **sharing)
     alone = replace(given, zero_stage=0, zero_offload=False)
-    assert_parity(layout(alone), layout(given), loss=0.0, tensors=0.0)
+    assert_parity(run_on_ranks(alone), run_on_ranks(given), loss=0.0, tensors=0.0)
 
 
 def test_dropout_is_that_of_stage_0():
     fields = tiny_fields("gpt2", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
     given = Case(fields=fields, dp=2, pp=2, samples=8, zero_stage=1)
-    assert_parity(layout(replace(given, zero_stage=0)), layout(given), loss=1e-12, tensors=1e-9)
+    assert_parity(run_on_ranks(replace(given, zero_stage=0)), run_on_ranks(given), loss=1e-12, tensors=1e-9)
 
 
 def bytes_after_a_step(rank, world_size, case):
@@ -99,5 +91,5 @@ def test_four_ranks_share_masters_and_moments(precision):
 def test_every_schedule_fp32(schedule, virtual_stages, family):
     options = {"precision": "fp32", "optimizer": "adamw", "steps": 20, "dp": 2, "zero_stage": 1}
     given = case(schedule, virtual_stages, family=family, micro_batch_size=1, **options)
-    expected, actual = run_reference(given), layout(given)
+    expected, actual = run_reference(given), run_on_ranks(given)
     assert actual.losses == pytest.approx(expected.losses, rel=1e-5)

@@ -88,9 +88,9 @@ class GradientBuffer:
                 work.wait()
         self._works = {}
 
-    def own(self) -> list[Tensor]:
-        """This rank's shards: what `reduce` makes whole."""
-        return [flat[start:stop] for flat, layout in zip(self.flats, self.layouts) for start, stop in layout.own]
+    def flats_of(self, segment: int) -> list[int]:
+        """The numbers of a segment's flat tensors."""
+        return self._segments[segment]
 
     def _start(self, index: int) -> list[dist.Work]:
         flat, layout, group = self.flats[index], self.layouts[index], self.sharding.shard_group

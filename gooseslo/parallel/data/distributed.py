@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gooseslo.parallel.collectives import Group
-from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.data.buffered import Buffered
 from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.shared import SharedGradients
 
 
-class DistributedOptimizer:
+class DistributedOptimizer(Buffered):
     """Each rank steps its shards of all weights, as flat ranges of them."""
 
     def __init__(
@@ -39,39 +39,46 @@ class DistributedOptimizer:
         parameters = {parameter: name for segment in segments for name, parameter in segment.items()}
         self.are_masters = any(parameter.dtype != dtype for parameter in parameters)
         self.shard_group: Group = sharding.shard_group
-        self.shared, self.offload = shared, offload
-        self.buffer = GradientBuffer([list(segment.values()) for segment in segments], sharding)
-        self.weights = [Part(name=name, parameter=p, num_dims=p.dim()) for p, name in parameters.items()]
+        self.offload = offload
+        super().__init__(segments, sharding, shared)
+        self._gathering: dict[int, list[dist.Work]] = {}
+        """Of the flat weights that travel."""
+        self._weights = [Part(name=name, parameter=p, num_dims=p.dim()) for p, name in parameters.items()]
         self.stepped: list[Part] = []
         self._shards: list[_Shard] = []
         self._flat_weights = [self._share_out(index, parameters, dtype) for index in range(len(self.buffer.flats))]
         self.flats = [shard.stepped_gradients for shard in self._shards]
 
-    def zero(self) -> None:
-        self.buffer.zero()
-
-    def begin_reduce(self, segment: int) -> None:
-        self.buffer.begin_reduce(segment)
+    @property
+    def weights(self) -> list[Part]:
+        self.wait_for_weights()
+        return self._weights
 
     def reduce(self) -> None:
-        for shared in self.shared:
-            shared.sum_()
-        self.buffer.reduce()
+        super().reduce()
         if self.offload:
             torch._foreach_copy_(self.flats, [shard.gradients for shard in self._shards])
 
     @torch.no_grad()
     def write_back(self) -> None:
+        """The weights of other ranks travel until they are needed."""
         if self.are_masters or self.offload:
             torch._foreach_copy_([s.weights for s in self._shards], [s.stepped for s in self._shards])
         if self.shard_group is None:
             return
-        works = [
-            dist.all_gather_single(weights[start:stop], weights[low:high], group=self.shard_group, async_op=True)
-            for weights, layout in zip(self._flat_weights, self.buffer.layouts)
-            for (start, stop), (low, high) in zip(layout.buckets, layout.own)
-        ]
-        for work in works:
+        for index, (weights, layout) in enumerate(zip(self._flat_weights, self.buffer.layouts)):
+            self._gathered(index)
+            self._gathering[index] = [
+                dist.all_gather_single(weights[start:stop], weights[low:high], group=self.shard_group, async_op=True)
+                for (start, stop), (low, high) in zip(layout.buckets, layout.own)
+            ]
+
+    def wait_for_weights(self, segment: int | None = None) -> None:
+        for index in list(self._gathering) if segment is None else self.buffer.flats_of(segment):
+            self._gathered(index)
+
+    def _gathered(self, index: int) -> None:
+        for work in self._gathering.pop(index, ()):
             work.wait()
 
     def _share_out(self, index: int, names: dict[nn.Parameter, str], dtype: torch.dtype) -> Tensor:

@@ -113,6 +113,9 @@ class FullySharded:
             shared.sum_()
         self.flats += [part.parameter.grad for part in self.stepped if part.parameter.grad is not None]
 
+    def wait_for_weights(self, segment: int | None = None) -> None:
+        """Nothing to do: FSDP2 gathers what a stage needs."""
+
     def write_back(self) -> None:
         """Weights are gathered from what was stepped; those of an evaluation may still be there from before."""
         self._forget_gathered()

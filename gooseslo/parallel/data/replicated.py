@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from gooseslo.parallel.collectives import Group
-from gooseslo.parallel.data.buffer import GradientBuffer
+from gooseslo.parallel.data.buffered import Buffered
 from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.data.masters import Masters
 from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.shared import SharedGradients
 
 
-class Replicated:
+class Replicated(Buffered):
     """Gradients are summed over all data-parallel ranks, each of which then does the same update."""
 
     shard_group: Group = None
@@ -28,33 +28,21 @@ class Replicated:
         group: Group,
         shared: Sequence[SharedGradients] = (),
     ):
-        """`segments` of the rank's parameters by name are reduced one by one; they come as they are to be stepped.
-
-        `dtype`: what the weights are to have; `shared` gradients are summed first.
-        """
+        """As `Buffered`; parameters come as they are to be stepped. `dtype`: what the weights are to have."""
         parameters = {name: p for segment in segments for name, p in segment.items()}
         self.masters = Masters(parameters, dtype)
-        self.buffer = GradientBuffer([list(segment.values()) for segment in segments], Sharding(replica_group=group))
+        super().__init__(segments, Sharding(replica_group=group), shared)
         self.masters.take_gradients(self.buffer)
-        self.shared = shared
         self.stepped = _whole(self.masters.parameters)
         self.weights = _whole(parameters)
         self.are_masters = self.masters.are_copies
         self.flats = self.buffer.flats
 
-    def zero(self) -> None:
-        self.buffer.zero()
-
-    def begin_reduce(self, segment: int) -> None:
-        self.buffer.begin_reduce(segment)
-
-    def reduce(self) -> None:
-        for shared in self.shared:
-            shared.sum_()
-        self.buffer.reduce()
-
     def write_back(self) -> None:
         self.masters.write_back()
+
+    def wait_for_weights(self, segment: int | None = None) -> None:
+        """Nothing travels."""
 
 
 def _whole(parameters: dict[str, nn.Parameter]) -> list[Part]:

@@ -53,4 +53,10 @@ class DataParallel(Protocol):
         """Sum gradients over all ranks that saw a part of them; the loss is already divided by the step's tokens."""
 
     def write_back(self) -> None:
-        """Give all weights the values of what was stepped; after every update, and after loading."""
+        """Give all weights the values of what was stepped; after every update, and after loading.
+
+        Those of other ranks may travel for a while: `weights` has them whole, and `wait_for_weights` waits for some.
+        """
+
+    def wait_for_weights(self, segment: int | None = None) -> None:
+        """Those of a segment, or all, are about to be used."""

@@ -58,6 +58,9 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[PipelineCallback] = ()):
         self._callbacks = list(callbacks)
 
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
     @contextlib.contextmanager
     def around(self, kind: str, micro_batch: int, stage: int) -> Iterator[None]:
         """Tell of the computation inside; `kind` is one of KINDS. What fails inside is not told as done."""

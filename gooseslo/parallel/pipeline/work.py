@@ -26,6 +26,8 @@ class RankWork:
         self.stopwatch = stopwatch
         self.complete: Callable[[int], None] = lambda stage: None
         """Called with a stage of this rank when nothing more will be added to its gradients in this step."""
+        self.weights_needed: Callable[[int], None] = lambda stage: None
+        """Called with a stage of this rank before it computes with its weights."""
         self._num_micro, self._done = num_micro, Counter[int]()
         self._streams, self._callbacks, self._first = streams, callbacks, first_micro_batch
 
@@ -48,5 +50,7 @@ class RankWork:
     def running(self, kind: str, micro_batch: int, stage: int) -> Iterator[None]:
         """Around a computation of one of the callbacks' kinds."""
         self._streams.micro_batch = self._first + micro_batch
+        if kind == "forward":
+            self.weights_needed(stage)
         with self._callbacks.around(kind, self._streams.micro_batch, stage), self.stopwatch.running():
             yield
