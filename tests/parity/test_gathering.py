@@ -98,5 +98,6 @@ def test_a_stage_waits_for_its_own_weights_alone():
         assert set(first_step) == {"start"}, "the step ends while its weights travel"
         order = list(dict.fromkeys(each for each in second_step if isinstance(each, int)))
         first, second = (second_step.index(stage) for stage in order)
+        assert needed[order[0]] < len(first_step)
         assert second_step[:first].count("wait") == needed[order[0]]
         assert second_step[:second].count("wait") == len(first_step)
