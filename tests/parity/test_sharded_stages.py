@@ -53,7 +53,7 @@ def test_fp32(stage, family, schedule, virtual_stages, sizes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize(("schedule", "virtual_stages", "sizes"), [NONE, *SCHEDULES])
+@pytest.mark.parametrize(("schedule", "virtual_stages", "sizes"), [NONE, SCHEDULES[1], SCHEDULES[3]])
 def test_twenty_losses_fp32(stage, schedule, virtual_stages, sizes):
     options = {"precision": "fp32", "optimizer": "adamw", "steps": 20, "clip_grad_norm": 1.0}
     given = case(schedule, virtual_stages, sizes, stage=stage, **options)

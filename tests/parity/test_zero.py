@@ -14,7 +14,10 @@ from gooseslo.testing.parity import OPTIMIZERS, Case, assert_parity, run_on_rank
 from gooseslo.testing.ranks import run_ranks
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+FAMILIES = ["gpt2", pytest.param("llama", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
 def test_every_schedule_fp64(schedule, virtual_stages, family):
     options = {"dp": 2, "micro_batch_size": 1, "zero_stage": 1, "optimizer": "adamw", "clip_grad_norm": 0.1}
@@ -37,7 +40,7 @@ SHARINGS = [
 ]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_sharing_fp64(sharing, family):
     options = {"fields": tiny_fields(family, vocab_size=131), "samples": 8, "micro_batch_size": 1}
@@ -86,10 +89,9 @@ def test_four_ranks_share_masters_and_moments(precision):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
-def test_every_schedule_fp32(schedule, virtual_stages, family):
+def test_every_schedule_fp32(schedule, virtual_stages):
     options = {"precision": "fp32", "optimizer": "adamw", "steps": 20, "dp": 2, "zero_stage": 1}
-    given = case(schedule, virtual_stages, family=family, micro_batch_size=1, **options)
+    given = case(schedule, virtual_stages, micro_batch_size=1, **options)
     expected, actual = run_reference(given), run_on_ranks(given)
     assert actual.losses == pytest.approx(expected.losses, rel=1e-5)
