@@ -13,7 +13,6 @@ from gooseslo.testing.models import tiny_fields
 from gooseslo.testing.parity import OPTIMIZERS, Case, assert_parity, run_on_ranks, run_reference
 from gooseslo.testing.ranks import run_ranks
 
-
 FAMILIES = ["gpt2", pytest.param("llama", marks=pytest.mark.slow)]
 
 
