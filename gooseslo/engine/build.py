@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -236,6 +237,8 @@ def build_step(
         callbacks=told,
     )
     data_parallel = build_data_parallel(model, context, zero, work, dtype=plan.dtypes.weights, layers=policy.layers)
+    if zero.stage < 2:  # sharded weights are gathered for the backward pass alone
+        work.recompute_ahead = functools.partial(model.recompute_ahead, train.recompute_ahead)
     if plan.head == CLASSIFICATION:
         outputs, group = (0, int(plan.config.num_labels or 0)), None
     else:

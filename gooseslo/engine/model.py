@@ -60,6 +60,12 @@ class LocalModel:
         for stage in self.stages.values():
             stage.train(mode)
 
+    def recompute_ahead(self, parts: int, stage: int, micro_batch: int) -> None:
+        """Compute so many parts of a stage again whose gradients are on their way; collective over the tp group."""
+        recomputation = self.stages[stage].recomputation
+        if recomputation is not None:
+            recomputation.ahead(micro_batch, parts=parts)
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """The local parameters by name, a tied one once."""
         return local_parameters(stage.model for stage in self.stages.values())
@@ -127,7 +133,7 @@ def build_model(
             streams=streams,
             sequence_parallel=sequence_parallel,
             recomputed=recomputed,
-            around=functools.partial(_around_recompute, told, streams, number),
+            around_recompute=functools.partial(_around_recompute, told, streams, number),
         )
         placements |= found
     models = [stage.model for stage in stages.values()]
@@ -159,7 +165,7 @@ def _build_stage(
     streams: RandomStreams,
     sequence_parallel: bool,
     recomputed: str | int,
-    around: Around,
+    around_recompute: Around,
 ) -> tuple[StageModule, dict[str, Placement]]:
     """One stage, cut from a stock model of its own, and its parameters' boxes."""
     model: Any = empty_model(config, head)
@@ -182,14 +188,19 @@ def _build_stage(
     draw_weights(model, draws, placements, seed=seed)
     fill_buffers(model, policy)
     _attach_streams(model, policy, streams, shards=sequence_parallel)
-    attach_recomputation(model, policy, recomputed, around=around)
+    recomputation = attach_recomputation(
+        model, policy, recomputed, around=around_recompute, micro_batch=lambda: streams.micro_batch
+    )
 
     score = SCORE if head == CLASSIFICATION else None
     shards = None
     if sequence_parallel and context.tp_group is not None:
         blocks = list(model.get_submodule(policy.layers).children())
         shards = SequenceShards(blocks[0], blocks[-1], group=context.tp_group, is_first=is_first, is_last=is_last)
-    return StageModule(model, is_first=is_first, is_last=is_last, shards=shards, score=score), placements
+    stage = StageModule(
+        model, is_first=is_first, is_last=is_last, shards=shards, score=score, recomputation=recomputation
+    )
+    return stage, placements
 
 
 def _around_recompute(

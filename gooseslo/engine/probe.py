@@ -112,7 +112,7 @@ def build_stage(workload: Workload, probe: Probe, device: torch.device) -> CastS
             setattr(module, name, torch.nn.Parameter(parameter.to(workload.dtypes.weights)))
     if device.type != "meta":
         model = model.to_empty(device=device)
-        attach_recomputation(model, policy, workload.recomputed, around=contextlib.nullcontext)
+        attach_recomputation(model, policy, workload.recomputed, around=contextlib.nullcontext, micro_batch=lambda: 0)
     score = SCORE if workload.head == CLASSIFICATION else None
     stage = StageModule(model, is_first=probe.is_first, is_last=probe.is_last, score=score)
     return CastStage(stage.train(), workload.dtypes)

@@ -4,13 +4,16 @@ Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); of the atte
 "Reducing Activation Recomputation in Large Transformer Models" (2022), section 5.
 
 torch.utils.checkpoint forgets what it computed again with each call of autograd. A backward pass that is split into
-inputs and weights calls it several times, and would compute a block up to seven times.
+inputs and weights calls it several times, and would compute a block up to seven times. Nor can it begin before the
+backward pass, as a stage does whose gradient is still on its way from the next one: torchgpipe's idea (Kim et al.,
+arXiv:2004.09910, section 3.2).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,16 +26,49 @@ from gooseslo.policies.policy import Policy
 Around = Callable[[], AbstractContextManager[None]]
 
 
-def attach_recomputation(model: nn.Module, policy: Policy, parts: str | int, *, around: Around) -> int:
+class Recomputation:
+    """The parts of a stage that are computed again, and their calls that wait for a backward pass."""
+
+    def __init__(self, modules: Iterable[nn.Module], *, around: Around, micro_batch: Callable[[], int]):
+        """`around` is entered while a part is computed again; `micro_batch` tells which one is being computed."""
+        self._around, self._micro_batch = around, micro_batch
+        self._calls = weakref.WeakValueDictionary[tuple[int, int], _Call]()
+        """By micro-batch and part; autograd alone keeps them."""
+        self.num_parts = 0
+        for self.num_parts, module in enumerate(modules, start=1):
+            module.forward = self._recomputed(module.forward, self.num_parts)  # type: ignore[method-assign]
+
+    def ahead(self, micro_batch: int, *, parts: int) -> None:
+        """Compute the last `parts` of a micro-batch again before its backward pass, which asks for these first.
+
+        Collectives of a part run, so all tp ranks must call this alike.
+        """
+        for part in range(self.num_parts, max(0, self.num_parts - parts), -1):
+            call = self._calls.get((micro_batch, part))
+            if call is not None:
+                call.compute()
+
+    def _recomputed(self, forward: Callable[..., Any], part: int) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            call = _Call(forward, args, kwargs, self._around)
+            self._calls[self._micro_batch(), part] = call
+            with saved_tensors_hooks(call.pack, call.unpack):
+                return forward(*args, **kwargs)
+
+        return run
+
+
+def attach_recomputation(
+    model: nn.Module, policy: Policy, parts: str | int, *, around: Around, micro_batch: Callable[[], int]
+) -> Recomputation:
     """Let these parts of a stage be computed again: none, full (each block), selective (attention), every n-th block.
 
-    How many they are. `around` is entered while a part is computed again. Dropout draws the same again, since it is
-    seeded by its place; collectives of a part run again, on all tp ranks alike.
+    Dropout draws the same again, since it is seeded by its place; collectives of a part run again, on all tp ranks
+    alike.
     """
-    chosen = list(recomputed_parts(model, policy, parts))
-    for module in chosen:
-        module.forward = _recomputed(module.forward, around)  # type: ignore[method-assign]
-    return len(chosen)
+    return Recomputation(recomputed_parts(model, policy, parts), around=around, micro_batch=micro_batch)
 
 
 def recomputed_parts(model: nn.Module, policy: Policy, parts: str | int) -> Iterator[nn.Module]:
@@ -44,17 +80,6 @@ def recomputed_parts(model: nn.Module, policy: Policy, parts: str | int) -> Iter
             yield block.get_submodule(policy.attention)
         elif parts == "full" or int(index) % int(parts) == 0:
             yield block
-
-
-def _recomputed(forward: Callable[..., Any], around: Around) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        call = _Call(forward, args, kwargs, around)
-        with saved_tensors_hooks(call.pack, call.unpack):
-            return forward(*args, **kwargs)
-
-    return run
 
 
 class _Call:
@@ -83,9 +108,13 @@ class _Call:
     @staticmethod
     def unpack(packed: tuple[_Call, int]) -> Tensor:
         call, number = packed
-        if call._saved is None:
-            call._saved = call._compute()
-        return call._saved[number]
+        return call.compute()[number]
+
+    def compute(self) -> list[Tensor]:
+        """What was saved for the backward pass, computed once."""
+        if self._saved is None:
+            self._saved = self._compute()
+        return self._saved
 
     def _compute(self) -> list[Tensor]:
         saved: list[Tensor] = []

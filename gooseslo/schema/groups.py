@@ -70,6 +70,8 @@ class TrainConfig:
     """Of fp16: the loss is multiplied by it before the backward pass; null: found while training."""
     activation_checkpointing: Any = "none"
     """Computed again in the backward pass, to save memory: none, full, selective (attention), n: every n-th layer."""
+    recompute_ahead: int = 1
+    """Of these, so many of a pipeline stage while their gradient is on its way; each but the first costs memory."""
     clip_grad_norm: float = 1.0
     """Largest global gradient norm; 0: off."""
     eval_every: int = 50

@@ -39,6 +39,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
     "train.global_batch_size": at_least(1),
     "train.micro_batch_size": at_least(1),
     "train.sequence_length": Bound("must be at least 2 (one token to predict the next)", lambda value: value >= 2),
+    "train.recompute_ahead": at_least(0),
     "train.clip_grad_norm": at_least(0),
     "train.eval_every": at_least(0),
     "train.eval_batches": at_least(0),

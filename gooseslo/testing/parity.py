@@ -67,6 +67,7 @@ class Case:
     optimizer: str = "sgd"
     steps: int = 3
     activation_checkpointing: str | int = "none"
+    recompute_ahead: int = 1
     clip_grad_norm: float = 0.0
     zero_stage: int = 0
     zero_shard_size: int | None = None
@@ -103,6 +104,7 @@ class Case:
                 precision=self.precision,
                 bf16_mode=self.bf16_mode,
                 activation_checkpointing=self.activation_checkpointing,
+                recompute_ahead=self.recompute_ahead,
                 clip_grad_norm=self.clip_grad_norm,
             ),
             zero=ZeroConfig(stage=self.zero_stage, shard_size=self.zero_shard_size, offload=self.zero_offload),

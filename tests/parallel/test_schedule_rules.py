@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gooseslo.parallel.pipeline.placement import StagePlacement
-from gooseslo.parallel.pipeline.schedule import ONE_STAGE, SEVERAL_STAGES
+from gooseslo.parallel.pipeline.tables import ONE_STAGE, SEVERAL_STAGES
 from gooseslo.schema.schedules import RULES, misfit_of_micro_batches
 
 

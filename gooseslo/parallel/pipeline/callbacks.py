@@ -44,7 +44,7 @@ class PipelineCallback:
     def after_backward_weight(self, micro_batch: int, stage: int) -> None: ...
 
     def before_recompute(self, micro_batch: int, stage: int) -> None:
-        """Of one part that activation checkpointing computes again; inside a backward pass."""
+        """Of one part that activation checkpointing computes again; inside a backward pass, or just before it."""
 
     def after_recompute(self, micro_batch: int, stage: int) -> None: ...
 

@@ -13,43 +13,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    PipelineScheduleSingle,
-    _Action,
-    _PipelineScheduleRuntime,
-)
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from gooseslo.errors import TopologyError
 from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.pipeline.placement import StagePlacement
 from gooseslo.parallel.pipeline.stopwatch import Stopwatch
+from gooseslo.parallel.pipeline.tables import ONE_STAGE, SEVERAL_STAGES, table_of
 from gooseslo.parallel.pipeline.work import RankWork
 from gooseslo.schema.schedule_table import Table, splits_backward
 from gooseslo.schema.schedules import SPLIT_BACKWARD
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits of a micro-batch, its labels) -> its share of the step's loss, a scalar."""
-
-ONE_STAGE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-SEVERAL_STAGES: dict[str, type[PipelineScheduleMulti]] = {
-    "looped_bfs": ScheduleLoopedBFS,
-    "interleaved_1f1b": ScheduleInterleaved1F1B,
-    "interleaved_zb": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-    "dualpipev": ScheduleDualPipeV,
-}
-"""By how many stages a rank has: one, or a list of them."""
 
 
 class Runner(Protocol):
@@ -162,6 +141,19 @@ class WorkingStage(PipelineStage):
         return result
 
 
+class _Gradients(dict[tuple[int, int], list[dist.Work]]):
+    """What torch's runtime is receiving, by stage and micro-batch; it takes an entry when it begins to wait for it."""
+
+    def __init__(self, work: RankWork):
+        super().__init__()
+        self._work = work
+
+    def pop(self, key: tuple[int, int], *default: Any) -> Any:
+        stage, micro_batch = key
+        self._work.gradient_awaited(micro_batch, stage)
+        return super().pop(key, *default)
+
+
 def load_table(schedule: _PipelineScheduleRuntime, table: Table) -> None:
     """Give torch's runtime a table to run; it adds the messages."""
     schedule.pipeline_order = {rank: [_Action.from_str(str(each)) for each in row] for rank, row in enumerate(table)}
@@ -216,19 +208,14 @@ class PipelineRunner:
         self.is_first = any(stage.is_first for stage in torch_stages)
         self.is_last = any(stage.is_last for stage in torch_stages)
         self.loss = loss
-        self.schedule: PipelineScheduleSingle | PipelineScheduleMulti
+        if table is None and schedule in ONE_STAGE:
+            # torch's own classes wait for each message before the next computation; its runtime does not.
+            table = table_of(schedule, StagePlacement(pp=num_stages), num_micro=num_micro)
+        make: Any = _PipelineScheduleRuntime if table is not None else SEVERAL_STAGES[schedule]
+        self.schedule = make(torch_stages, num_micro, loss_fn=self._timed_loss, scale_grads=False)
         if table is not None:
-            self.schedule = _PipelineScheduleRuntime(
-                torch_stages, num_micro, loss_fn=self._timed_loss, scale_grads=False
-            )
             load_table(self.schedule, table)
-        elif schedule in ONE_STAGE:
-            (stage,) = torch_stages
-            self.schedule = ONE_STAGE[schedule](stage, num_micro, loss_fn=self._timed_loss, scale_grads=False)
-        else:
-            self.schedule = SEVERAL_STAGES[schedule](
-                torch_stages, num_micro, loss_fn=self._timed_loss, scale_grads=False
-            )
+        self.schedule.bwd_recv_ops = _Gradients(work)
 
     def train(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gooseslo.parallel.recompute import Recomputation
 from gooseslo.parallel.tensor.sequence import SequenceShards
 from gooseslo.policies.policy import Policy
 
@@ -54,12 +55,14 @@ class StageModule(nn.Module):
         is_last: bool,
         shards: SequenceShards | None = None,
         score: str | None = None,
+        recomputation: Recomputation | None = None,
     ):
         super().__init__()
         self.model = model
         self.is_first, self.is_last = is_first, is_last
         self.shards = shards
         self.score = score
+        self.recomputation = recomputation
 
     def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
         if self.shards is not None and not self.is_first:

@@ -6,11 +6,29 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from torch.distributed.pipelining.schedules import _Action
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, _Action
 
 from gooseslo.parallel.pipeline.placement import StagePlacement
-from gooseslo.parallel.pipeline.schedule import ONE_STAGE, SEVERAL_STAGES
 from gooseslo.schema.schedule_table import Action, Table
+
+ONE_STAGE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SEVERAL_STAGES: dict[str, type[PipelineScheduleMulti]] = {
+    "looped_bfs": ScheduleLoopedBFS,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zb": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+"""By how many stages a rank has: one, or a list of them."""
 
 
 def schedule_over(name: str, placement: StagePlacement, *, num_micro: int, rank: int = 0) -> Any:

@@ -28,6 +28,8 @@ class RankWork:
         """Called with a stage of this rank when nothing more will be added to its gradients in this step."""
         self.weights_needed: Callable[[int], None] = lambda stage: None
         """Called with a stage of this rank before it computes with its weights."""
+        self.recompute_ahead: Callable[[int, int], None] = lambda stage, micro_batch: None
+        """Called with a stage of this rank and a micro-batch (over all dp ranks) whose gradient is on its way."""
         self._num_micro, self._done = num_micro, Counter[int]()
         self._streams, self._callbacks, self._first = streams, callbacks, first_micro_batch
 
@@ -39,6 +41,12 @@ class RankWork:
     def is_last(self, stage: int) -> bool:
         """Whether the backward pass that runs, or is next, is the stage's last in this step."""
         return self._done[stage] == self._num_micro - 1
+
+    def gradient_awaited(self, micro_batch: int, stage: int) -> None:
+        """The backward pass of a micro-batch is next, and its gradient may still be on its way."""
+        self._streams.micro_batch = self._first + micro_batch
+        with self.stopwatch.running():
+            self.recompute_ahead(stage, self._streams.micro_batch)
 
     def gradients_done(self, stage: int) -> None:
         """The backward pass of another micro-batch has ended, that of the weights included."""
