@@ -6,7 +6,7 @@ A GPT-2 of 8 layers, 4 micro-batches, AdamW, gradients clipped. Every candidate 
 they take turns step by step; each takes its median. Printed: seconds of a step, and the ratio that a bar is set for.
 
 - 1f1b, zbv: `gooseslo` at pp=2 under these schedules;
-- by hand: torch's own Schedule1F1B over two halves of the stock blocks, without any code of ours;
+- by hand: torch's own Schedule1F1B over two halves of the same blocks (stock ones, with the activation of ours);
 - stage 0, stage 1: `gooseslo` at dp=2; DeepSpeed's stage 1 on the stock model, where DeepSpeed is installed.
 """
 
@@ -30,6 +30,7 @@ from gooseslo.engine.build import build_step, by_saved_name
 from gooseslo.engine.hf import empty_model
 from gooseslo.engine.optimizer import build_optimizer
 from gooseslo.engine.plan import make_plan
+from gooseslo.kernels.activation import fuse_activations
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.schema.groups import AdamWConfig
 from gooseslo.testing.parity import Case
@@ -94,6 +95,7 @@ class Half(nn.Module):
 
 def by_hand(case: Case, rank: int) -> Step:
     model: Any = stock_model(case)
+    fuse_activations(model)
     half = Half(model, rank)
     example = torch.zeros(MICRO_BATCH_SIZE, LENGTH, dtype=torch.long)
     hidden = torch.zeros(MICRO_BATCH_SIZE, LENGTH, FIELDS["n_embd"], requires_grad=True)

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from gooseslo.engine.hf import empty_model
 from gooseslo.engine.weights import draw_weights, fill_buffers, plan_draws
+from gooseslo.kernels.activation import fuse_activations
 from gooseslo.parallel.lint import lint
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.names import matches
@@ -182,6 +183,7 @@ def _build_stage(
         group=context.tp_group,
         sequence_parallel=sequence_parallel,
     )
+    fuse_activations(model)
     _cast_parameters(model, dtype)
     model = model.to_empty(device=device)
     _tie([model], dict(policy.tied) if tied else {})

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from gooseslo.engine.hf import empty_model
 from gooseslo.engine.precision import CastStage, Dtypes
 from gooseslo.engine.step import StepLoss
+from gooseslo.kernels.activation import fuse_activations
 from gooseslo.parallel.pipeline.stage import StageModule, cut_stage
 from gooseslo.parallel.recompute import attach_recomputation
 from gooseslo.parallel.tensor.apply import split_model
@@ -107,6 +108,7 @@ def build_stage(workload: Workload, probe: Probe, device: torch.device) -> CastS
     layers = range(probe.layer, probe.layer + 1)
     cut_stage(model, policy, layers, is_first=probe.is_first, is_last=probe.is_last)
     split_model(model, policy, tp=workload.tp, rank=0, group=None)
+    fuse_activations(model)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, torch.nn.Parameter(parameter.to(workload.dtypes.weights)))

@@ -1,1 +1,1 @@
-"""Fused kernels, one file each; none yet. Knows nothing of ranks."""
+"""Fused kernels, one file each. Knows nothing of ranks."""

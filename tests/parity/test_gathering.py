@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from test_early_reduction import case
 
 from gooseslo.engine.build import build_step
 from gooseslo.engine.data_parallel import segment
 from gooseslo.engine.plan import make_plan
+from gooseslo.parallel.data import distributed
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.callbacks import PipelineCallback
 from gooseslo.testing.parity import OPTIMIZERS, assert_parity, run_layout, run_reference
@@ -29,20 +29,18 @@ class Late:
 
 class GatheringLate:
     def __init__(self, seen=None):
-        self.seen, self.original = [] if seen is None else seen, dist.all_gather_single
+        self.seen, self.original = [] if seen is None else seen, distributed.begin_all_gather
 
     def __enter__(self):
-        def late(whole, own, *, group, async_op=False):
-            if not async_op:
-                return self.original(whole, own, group=group)
+        def late(whole, group):
             self.seen.append("start")
-            return Late(lambda: self.original(whole, own, group=group), self.seen)
+            return Late(lambda: self.original(whole, group).wait(), self.seen)
 
-        dist.all_gather_single = late
+        distributed.begin_all_gather = late
         return self
 
     def __exit__(self, *error):
-        dist.all_gather_single = self.original
+        distributed.begin_all_gather = self.original
 
 
 def with_late_weights(rank, world_size, case):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gooseslo.parallel.data.exchange import Travelling, begin_reduce_scatter
 from gooseslo.parallel.data.flat import FlatLayout, Sharding
 
 BUCKET_BYTES = 25 * 1024 * 1024
@@ -41,7 +42,7 @@ class GradientBuffer:
         self.views: dict[nn.Parameter, Tensor] = {}
         self._segments: list[list[int]] = []
         """Of each segment, which flat tensors it has."""
-        self._works: dict[int, list[dist.Work]] = {}
+        self._works: dict[int, list[Travelling]] = {}
         """Of the flat tensors whose reduction has begun."""
         for segment in segments:
             kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
@@ -92,16 +93,13 @@ class GradientBuffer:
         """The numbers of a segment's flat tensors."""
         return self._segments[segment]
 
-    def _start(self, index: int) -> list[dist.Work]:
+    def _start(self, index: int) -> list[Travelling]:
         flat, layout, group = self.flats[index], self.layouts[index], self.sharding.shard_group
         if group is None:
             return self._sum_over_replicas(index)
-        return [
-            dist.reduce_scatter_single(flat[low:high], flat[start:stop], group=group, async_op=True)
-            for (start, stop), (low, high) in zip(layout.buckets, layout.own)
-        ]
+        return [begin_reduce_scatter(flat[start:stop], group) for start, stop in layout.buckets]
 
-    def _sum_over_replicas(self, index: int) -> list[dist.Work]:
+    def _sum_over_replicas(self, index: int) -> list[Travelling]:
         flat, group = self.flats[index], self.sharding.replica_group
         if group is None:
             return []

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from gooseslo.parallel.collectives import Group
 from gooseslo.parallel.data.buffered import Buffered
+from gooseslo.parallel.data.exchange import Travelling, begin_all_gather
 from gooseslo.parallel.data.flat import Sharding
 from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.shared import SharedGradients
@@ -41,7 +41,7 @@ class DistributedOptimizer(Buffered):
         self.shard_group: Group = sharding.shard_group
         self.offload = offload
         super().__init__(segments, sharding, shared)
-        self._gathering: dict[int, list[dist.Work]] = {}
+        self._gathering: dict[int, list[Travelling]] = {}
         """Of the flat weights that travel."""
         self._weights = [Part(name=name, parameter=p, num_dims=p.dim()) for p, name in parameters.items()]
         self.stepped: list[Part] = []
@@ -69,8 +69,7 @@ class DistributedOptimizer(Buffered):
         for index, (weights, layout) in enumerate(zip(self._flat_weights, self.buffer.layouts)):
             self._gathered(index)
             self._gathering[index] = [
-                dist.all_gather_single(weights[start:stop], weights[low:high], group=self.shard_group, async_op=True)
-                for (start, stop), (low, high) in zip(layout.buckets, layout.own)
+                begin_all_gather(weights[start:stop], self.shard_group) for start, stop in layout.buckets
             ]
 
     def wait_for_weights(self, segment: int | None = None) -> None:
