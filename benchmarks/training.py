@@ -155,7 +155,8 @@ def by_deepspeed(case: Case, rank: int) -> Step:
         ids, labels = (t[rank * share : (rank + 1) * share].chunk(MICRO_BATCHES) for t in case.batch(number))
         for one, targets in zip(ids, labels):
             logits = engine(input_ids=one, use_cache=False).logits
-            engine.backward(F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.flatten()))
+            logits = logits.reshape(-1, logits.shape[-1]).float()  # as transformers' own loss does
+            engine.backward(F.cross_entropy(logits, targets.flatten()))
             engine.step()
 
     return run

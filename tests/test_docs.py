@@ -89,7 +89,7 @@ def test_a_page_can_be_followed_from_its_top_to_its_end(page, tmp_path):
         assert all((tmp_path / "data" / f"{name}.idx").exists() for name in "abcd")
     elif page.endswith("training.md"):
         runs = {path.name: (path / "metrics.jsonl").read_text() for path in (tmp_path / "runs").iterdir()}
-        assert set(runs) == {"rmsprop", "adafactor", "amsgrad", "fp16", "checked"}
+        assert set(runs) == {"rmsprop", "adafactor", "amsgrad", "fp16", "checked", "ahead"}
         assert all(lines.count('"kind": "train"') == 4 for lines in runs.values())
         assert runs["fp16"].count('"loss_scale": 65536.0') == 4
     else:

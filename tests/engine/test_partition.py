@@ -23,6 +23,7 @@ from gooseslo.engine.plan import make_plan
 from gooseslo.engine.precision import DTYPES
 from gooseslo.engine.probe import LayerCosts, Probe, Workload, build_stage
 from gooseslo.errors import ConfigError
+from gooseslo.kernels.activation import fuse_activations
 from gooseslo.parallel.pipeline.choice import simulated
 from gooseslo.parallel.recompute import attach_recomputation
 from gooseslo.policies.registry import find_policy
@@ -185,7 +186,10 @@ def test_activations_are_those_of_a_real_layer(family, recomputed):
     for num_layers in (2, 3):
         given = workload(family, recomputed=recomputed, **{number: num_layers})
         model = AutoModelForCausalLM.from_config(given.config, dtype=torch.float32)
-        attach_recomputation(model, find_policy(family), recomputed, around=contextlib.nullcontext)
+        fuse_activations(model)
+        attach_recomputation(
+            model, find_policy(family), recomputed, around=contextlib.nullcontext, micro_batch=lambda: 0
+        )
         ids = torch.zeros(given.samples, given.sequence_length, dtype=torch.long)
         with Storages(model.parameters()) as storages:
             logits = model(input_ids=ids, use_cache=False).logits
@@ -221,7 +225,7 @@ def test_bytes_of_a_parameter(dtypes, optimizer: OptimizerConfig, stage, expecte
 def rank_bytes(schedule, num_micro):
     """The estimate of the job's own model, and of the plan's layers."""
     options = [f"parallel.schedule={schedule}", f"train.global_batch_size={num_micro}", "train.micro_batch_size=1"]
-    options += ["parallel.partition=memory", "model.config.n_positions=64", "train.sequence_length=64"]
+    options += ["parallel.partition=memory", "model.config.n_positions=96", "train.sequence_length=96"]
     asked = {}
 
     class Asked(RankBytes):
@@ -248,7 +252,7 @@ def test_the_state_is_that_of_what_a_rank_holds(schedule, monkeypatch):
     monkeypatch.setattr(memory, "activation_bytes", lambda given: LayerCosts(layers=(0.0,) * 4, first=0.0, last=0.0))
     cost, counts = rank_bytes(schedule, 8)
     layers = f"parallel.partition=[{','.join(map(str, counts))}]"
-    plan = plan_of(f"parallel.schedule={schedule}", layers, "model.config.n_positions=64")
+    plan = plan_of(f"parallel.schedule={schedule}", layers, "model.config.n_positions=96")
     assert cost(counts) == [16 * plan.local_parameters[rank, 0] for rank in (0, 1)]
 
 
