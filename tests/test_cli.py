@@ -1,5 +1,6 @@
 """The command line: exit codes, flags, speed, and nothing created where the input is wrong."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -185,3 +186,11 @@ def test_of_adopted_ranks_only_the_first_speaks_of_wrong_flags(rank, capsys, mon
     for flags in (["--help"], ["--cfg", "job"]):
         assert cli.main(["train", *flags]) == 0
         assert (capsys.readouterr().out != "") == (rank == "0")
+
+
+def test_garbage_is_collected_again_after_imports():
+    """Also after one that fails: a training loop leaves cycles that hold tensors."""
+    with pytest.raises(ImportError), cli._importing():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
