@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from gooseslo.engine.checkpoint.copies import Difference, Key, boxes_by_key, differences, shared_keys
 from gooseslo.engine.checkpoint.manifest import MASTER
 from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.checkpoint.ranks import Ranks
 from gooseslo.engine.model import LocalModel
-from gooseslo.parallel.data.strategy import DataParallel, Part
+from gooseslo.parallel.data.strategy import DataParallel
 from gooseslo.parallel.mesh import Topology
 
 GRADIENT = "gradient"
@@ -30,27 +28,20 @@ class SyncCheck:
     def __init__(self, topology: Topology):
         self.topology = topology
         self.ranks = Ranks()
-        self._shared: dict[str, set[Key]] = {}
-        """By what is compared: its names and boxes are the same in every step."""
+        self._shared: dict[bool, set[Key]] = {}
+        """With gradients and without: the names and boxes are the same in every step."""
 
     def before_update(
         self, step: int, model: LocalModel, data_parallel: DataParallel, *, with_gradients: bool = True
     ) -> None:
         """Weights, masters, and the gradients that are about to change them."""
-        gradients = [(part, part.parameter.grad) for part in data_parallel.stepped] if with_gradients else []
-        self._compare(f"before the update of step {step}", model, data_parallel, gradients)
+        self._compare(f"before the update of step {step}", model, data_parallel, with_gradients=with_gradients)
 
     def after_update(self, step: int, model: LocalModel, data_parallel: DataParallel) -> None:
         """Weights and masters; also where the update was skipped."""
-        self._compare(f"after the update of step {step}", model, data_parallel, [])
+        self._compare(f"after the update of step {step}", model, data_parallel, with_gradients=False)
 
-    def _compare(
-        self,
-        when: str,
-        model: LocalModel,
-        data_parallel: DataParallel,
-        gradients: list[tuple[Part, Tensor | None]],
-    ) -> None:
+    def _compare(self, when: str, model: LocalModel, data_parallel: DataParallel, *, with_gradients: bool) -> None:
         if self.ranks.size == 1:
             return
         table = PartTable(model.placements)
@@ -59,14 +50,14 @@ class SyncCheck:
         if data_parallel.are_masters:
             for part in data_parallel.stepped:
                 table.add(part, part.parameter.detach(), what=MASTER)
-        for part, gradient in gradients:
-            if gradient is not None:
-                table.add(part, gradient, what=GRADIENT)
+        for part in data_parallel.stepped if with_gradients else ():
+            if part.parameter.grad is not None:
+                table.add(part, part.parameter.grad, what=GRADIENT)
         held = boxes_by_key(table.tensors, model.aliases)
-        kind = "with gradients" if gradients else "without"
-        if kind not in self._shared:
-            self._shared[kind] = shared_keys(self.ranks, held)
-        found = differences(self.ranks, held, self._shared[kind])
+        # Asked of the caller, not of what is held: a rank that steps nothing must take part in the same messages.
+        if with_gradients not in self._shared:
+            self._shared[with_gradients] = shared_keys(self.ranks, held)
+        found = differences(self.ranks, held, self._shared[with_gradients])
         if found:
             raise OutOfSyncError(self._describe(when, found))
 
