@@ -48,7 +48,7 @@ class LayoutMaker:
         self._job, self._whole, self._policy, self._workload = job, whole, policy, workload
         self._device, self._num_micro = device, num_micro
         sharing = job.zero.shard_size or dp
-        self._parameter = parameter_bytes(workload.dtypes, job.optimizer, zero_stage=job.zero.stage, sharing=sharing)
+        self._parameter = parameter_bytes(workload.dtypes, job.optimizer, job.zero, sharing=sharing)
 
     def make(self, *, cache_dir: Path | None) -> PipelineLayout:
         """ConfigError where a partition cannot be made; what is measured is kept under `cache_dir`."""

@@ -20,7 +20,7 @@ from gooseslo.parallel.recompute import recomputed_parts
 from gooseslo.parallel.tensor.apply import part_placements
 from gooseslo.policies.policy import Policy
 from gooseslo.policies.registry import find_policy
-from gooseslo.schema.groups import AdafactorConfig, OptimizerConfig, SGDConfig
+from gooseslo.schema.groups import AdafactorConfig, OptimizerConfig, SGDConfig, ZeroConfig
 from gooseslo.schema.schedule_table import Table, held
 
 _META = torch.device("meta")
@@ -40,17 +40,20 @@ class ParameterBytes:
         return self.weight + self.gradient + self.optimizer
 
 
-def parameter_bytes(dtypes: Dtypes, optimizer: OptimizerConfig, *, zero_stage: int, sharing: int) -> ParameterBytes:
-    """Over `sharing` ranks stage 1 of ZeRO shards the optimizer's state, 2 the gradients too, 3 the weights too."""
+def parameter_bytes(dtypes: Dtypes, optimizer: OptimizerConfig, zero: ZeroConfig, *, sharing: int) -> ParameterBytes:
+    """Over `sharing` ranks stage 1 of ZeRO shards the optimizer's state, 2 the gradients too, 3 the weights too.
+
+    On the device that computes: what is offloaded costs nothing there.
+    """
     if isinstance(optimizer, SGDConfig):
         moments = 1 if optimizer.momentum else 0
     else:  # of torch's classes most keep two; Adafactor's rows and columns weigh next to nothing
         moments = 0 if isinstance(optimizer, AdafactorConfig) else 2
-    masters = dtypes.weights != dtypes.stepped
+    state = dtypes.stepped.itemsize * (moments + (dtypes.weights != dtypes.stepped))
     return ParameterBytes(
-        weight=dtypes.weights.itemsize / (sharing if zero_stage >= 3 else 1),
-        gradient=dtypes.stepped.itemsize / (sharing if zero_stage >= 2 else 1),
-        optimizer=dtypes.stepped.itemsize * (moments + masters) / (sharing if zero_stage >= 1 else 1),
+        weight=dtypes.weights.itemsize / (sharing if zero.stage >= 3 else 1),
+        gradient=dtypes.stepped.itemsize / (sharing if zero.stage >= 2 else 1),
+        optimizer=0.0 if zero.offload else state / (sharing if zero.stage >= 1 else 1),
     )
 
 
@@ -126,7 +129,6 @@ def activation_bytes(workload: Workload) -> LayerCosts:
     That device has no autocast: there all is counted in fp32, which is the most it can be.
     """
     workload = replace(workload, dtypes=replace(workload.dtypes, autocast=None))
-
     policy = find_policy(workload.config.model_type, workload.head)
 
     def kept(probe: Probe) -> float:

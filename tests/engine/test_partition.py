@@ -28,7 +28,7 @@ from gooseslo.parallel.pipeline.choice import simulated
 from gooseslo.parallel.recompute import attach_recomputation
 from gooseslo.policies.registry import find_policy
 from gooseslo.schema.compose import compose_train
-from gooseslo.schema.groups import AdamWConfig, OptimizerConfig, SGDConfig
+from gooseslo.schema.groups import AdamWConfig, OptimizerConfig, SGDConfig, ZeroConfig
 from gooseslo.testing.models import tiny_fields
 
 FP32, BF16 = DTYPES["fp32", "master"], DTYPES["bf16", "master"]
@@ -206,8 +206,9 @@ def test_a_head_keeps_its_logits():
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "optimizer", "stage", "expected"),
+    ("dtypes", "optimizer", "zero", "expected"),
     [
+        (BF16, AdamWConfig(), ZeroConfig(stage=1, offload=True), (2, 4, 0)),
         (FP32, AdamWConfig(), 0, (4, 4, 8)),
         (BF16, AdamWConfig(), 0, (2, 4, 12)),
         (BF16, AdamWConfig(), 1, (2, 4, 3)),
@@ -217,8 +218,9 @@ def test_a_head_keeps_its_logits():
         (FP32, SGDConfig(momentum=0.9), 1, (4, 4, 1)),
     ],
 )
-def test_bytes_of_a_parameter(dtypes, optimizer: OptimizerConfig, stage, expected):
-    found = parameter_bytes(dtypes, optimizer, zero_stage=stage, sharing=4)
+def test_bytes_of_a_parameter(dtypes, optimizer: OptimizerConfig, zero, expected):
+    zero = zero if isinstance(zero, ZeroConfig) else ZeroConfig(stage=zero)
+    found = parameter_bytes(dtypes, optimizer, zero, sharing=4)
     assert (found.weight, found.gradient, found.optimizer) == expected
 
 

@@ -94,4 +94,4 @@ def test_a_split_backward_pass_computes_no_product_twice(family, schedule):
 
     changes = {"samples": 4} if schedule == "dualpipev" else {}
     whole = products("interleaved_1f1b", **changes)
-    assert products(schedule, **changes) == whole
+    assert products(schedule, **changes) == whole > 0

@@ -81,6 +81,7 @@ def events(rank, world_size, case):
     ids, labels = case.batch(0)
     with GatheringLate(seen):
         step(ids[mine], labels[mine], step=0, update=optimizer.step)
+        # Added now: with callbacks a step waits for all at its end, since they may look at the weights.
         step.runner.work._callbacks._callbacks.append(Forwards(seen))
         first_step = list(seen)
         step(ids[mine], labels[mine], step=1, update=optimizer.step)
