@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 
 from gooseslo.engine.import_path import import_by_path, import_fault
@@ -29,4 +30,11 @@ def _load(path: str) -> type[PipelineCallback]:
     if not (isinstance(found, type) and issubclass(found, PipelineCallback)):
         rule = "is no subclass of gooseslo.parallel.pipeline.callbacks.PipelineCallback"
         raise import_fault(_KEY, path, rule, "derive it, and override what it wants to know")
+    if abstract := sorted(getattr(found, "__abstractmethods__", ())):
+        raise import_fault(_KEY, path, f"is abstract: {', '.join(abstract)}", "define what it leaves open")
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        rule = f"cannot be made without arguments: {error}"
+        raise import_fault(_KEY, path, rule, "give them defaults, or derive a class that sets them") from error
     return found

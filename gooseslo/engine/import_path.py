@@ -19,14 +19,16 @@ def import_by_path(path: str, *, key: str, what: str) -> Any:
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", path):
         raise import_fault(key, path, "is no import path", form)
     try:
-        return getattr(importlib.import_module(module), name)
+        imported = importlib.import_module(module)
     except ImportError as error:
         raise import_fault(key, path, f"cannot be imported: {error}", "is its folder on PYTHONPATH?") from error
+    except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` ends the process
+        rule = f"{module} fails while it is imported: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise import_fault(key, path, rule, f'try: python -c "import {module}"') from error
+    try:
+        return getattr(imported, name)
     except AttributeError as error:
         raise import_fault(key, path, f"{module} has no {name}", form) from error
-    except Exception as error:
-        rule = f"{module} fails while it is imported: {type(error).__name__}: {error}"
-        raise import_fault(key, path, rule, f'try: python -c "import {module}"') from error
 
 
 def import_fault(key: str, path: str, rule: str, way_out: str) -> ConfigError:

@@ -35,7 +35,7 @@ def partition_by_function(
         result = function(
             num_layers=num_layers, num_stages=num_stages, parameters=list(parameters), first=first, last=last
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         way_out = "it is called with num_layers, num_stages, parameters (a list), first and last by name"
         raise fault(f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}", way_out) from error
     try:

@@ -68,7 +68,7 @@ class TrainConfig:
     """Of bf16 and fp16: master, 16-bit weights and fp32 masters; autocast, fp32 weights and a 16-bit forward pass."""
     loss_scale: float | None = None
     """Of fp16: the loss is multiplied by it before the backward pass; null: found while training."""
-    activation_checkpointing: Any = "none"
+    activation_checkpointing: int | str = "none"
     """Computed again in the backward pass, to save memory: none, full, selective (attention), n: every n-th layer."""
     recompute_ahead: int = 1
     """Of these, so many of a pipeline stage while their gradient is on its way; each but the first costs memory."""

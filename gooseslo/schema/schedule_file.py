@@ -67,7 +67,7 @@ def read_schedule(path: str) -> FileSchedule | list[Fault]:
         return Fault(key=KEY, value=shortened(path), rule=rule, way_out=way_out)
 
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
             lines = [list(line) for line in csv.reader(file)]
     except OSError as error:
         return [fault(f"cannot be read: {error.strerror}", "or a schedule's name, such as parallel.schedule=auto")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,10 @@ OPEN = object()
 """The type of `model.config.*`: whatever Hydra's grammar makes of it."""
 
 
+NUMBER_OR_NAME = int | str
+"""The type of keys that take a whole number or one of some words."""
+
+
 class BadValueError(Exception):
     """The value does not fit its key's type; `rule` and `way_out` are for the user."""
 
@@ -57,10 +62,11 @@ def read_value(raw: Raw, hint: Any) -> Any:
         raise BadValueError(
             f"{_article(inner)} cannot be null", "for the text null, quote it: \"'null'\"" * (inner is str)
         )
-    if inner is str:
+    if inner in (str, NUMBER_OR_NAME):
         if not isinstance(raw, Scalar):
-            raise BadValueError("is a text, not a list or a mapping")
-        return raw.text
+            raise BadValueError(f"is {_article(inner)}, not a list or a mapping")
+        is_number = inner == NUMBER_OR_NAME and not raw.quoted and re.fullmatch(r"[+-]?(0|[1-9][0-9]{0,17})", raw.text)
+        return int(raw.text) if is_number else raw.text
     if inner is Any:
         if isinstance(raw, Scalar) and (raw.quoted or not raw.text.startswith(("[", "{"))):
             return raw.text
@@ -83,6 +89,7 @@ def type_name(hint: Any) -> str:
         name = "mapping"
     else:
         names = {int: "integer", float: "number", bool: "boolean", str: "text", Any: "text or list", OPEN: "any"}
+        names[NUMBER_OR_NAME] = "integer or text"
         name = names[inner]
     return f"{name} or null" if optional else name
 
@@ -93,7 +100,7 @@ def _article(inner: Any) -> str:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    if isinstance(hint, types.UnionType):
+    if isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint):
         (inner,) = (part for part in typing.get_args(hint) if part is not type(None))
         return inner, True
     return hint, False
@@ -104,7 +111,7 @@ def _strict(value: Any, kind: type) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        examples = {int: "such as 2", float: "such as 0.1 or 1e-4", bool: "true or false"}
+        examples = {int: "such as 2", float: "such as 0.1 or 1e-4", bool: "true or false", str: "such as 'name'"}
         raise BadValueError(f"is not {_article(kind)} ({examples[kind]})")
     return value
 

@@ -15,7 +15,7 @@ def check_zero(job: TrainJob) -> list[Fault]:
     """Keys of the group that do not fit one another or the rest of the job, whatever the workers."""
     zero, faults = job.zero, []
     if zero.stage == 0:
-        for key, value in (("zero.shard_size", zero.shard_size), ("zero.offload", zero.offload or None)):
+        for key, value in (("zero.shard_size", zero.shard_size), ("zero.offload", "true" if zero.offload else None)):
             if value is not None:
                 rule = "zero.stage=0 shares nothing out"
                 faults.append(Fault(key=key, value=value, rule=rule, way_out="zero.stage=1, or leave it out"))
@@ -46,7 +46,7 @@ def _splits_backward(schedule: str) -> bool:
 def check_shard_size(zero: ZeroConfig, dp: int | None) -> list[Fault]:
     """A number of sharing ranks that does not divide the data-parallel ranks; None: these are not known yet."""
     size = zero.shard_size
-    if size is None or dp is None or dp % size == 0:
+    if size is None or dp is None or size < 1 or dp % size == 0:  # below 1: told already
         return []
     rule = f"does not divide the data-parallel size, {dp}"
     way_out = f"nearest: {nearest_numbers(size, divisors(dp))}"

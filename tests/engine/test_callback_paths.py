@@ -19,7 +19,10 @@ def module(tmp_path, monkeypatch):
         "from gooseslo.parallel.pipeline.callbacks import PipelineCallback\n"
         "class Mine(PipelineCallback):\n    pass\n"
         "class Other:\n    pass\n"
+        "class Needy(PipelineCallback):\n    def __init__(self, where):\n        pass\n"
     )
+    (tmp_path / "a_script.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "mistyped.py").write_text("import math\nmath.sqroot(2)\n")
 
 
 def test_classes_are_found(module):
@@ -35,6 +38,9 @@ def test_classes_are_found(module):
         ("my_callbacks:Yours", "my_callbacks has no Yours"),
         ("no_such_module:Mine", "cannot be imported"),
         ("my_callbacks:Other", "is no subclass"),
+        ("my_callbacks:Needy", "cannot be made without arguments: missing a required argument: 'where'"),
+        ("a_script:Mine", "a_script fails while it is imported: SystemExit: 0"),
+        ("mistyped:Mine", "mistyped fails while it is imported: AttributeError"),
     ],
 )
 def test_what_is_none_is_refused(module, path, words):

@@ -56,6 +56,7 @@ def many(**given): return [3, 2]
 def fractions(**given): return [2.0, 2.0]
 def nothing(**given): return None
 def fails(**given): raise RuntimeError("no idea")
+def leaves(**given): raise SystemExit(3)
 def positional(layers): return [2, 2]
 number = 3
 """
@@ -83,6 +84,7 @@ def test_a_function_of_the_user(functions):
         ("my_partitions:fractions", "gives [2.0, 2.0], which is no list of whole numbers"),
         ("my_partitions:nothing", "gives None, which is no list of whole numbers"),
         ("my_partitions:fails", "fails: RuntimeError: no idea\n  it is called with num_layers, num_stages"),
+        ("my_partitions:leaves", "fails: SystemExit: 3\n  it is called with num_layers, num_stages"),
         ("my_partitions:positional", "fails: TypeError: positional() got an unexpected keyword"),
         ("my_partitions:number", "is no function"),
         ("my_partitions:absent", "my_partitions has no absent"),

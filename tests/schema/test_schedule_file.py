@@ -18,7 +18,7 @@ def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def write(text):
-        (tmp_path / "mine.csv").write_text(text)
+        (tmp_path / "mine.csv").write_text(text, encoding="utf-8", newline="")
         return "mine.csv"
 
     return write
@@ -29,6 +29,11 @@ def test_what_is_read(file):
     assert isinstance(read, FileSchedule) and (read.num_stages, read.num_micro, read.virtual_stages) == (2, 2, 1)
     assert [str(action) for action in read.table[1]] == ["1F0", "1B0", "1F1", "1B1"]
     assert (read_schedule(file(V)).is_v, read_schedule(file(LOOP)).is_v) == (True, False)
+
+
+def test_what_a_spreadsheet_saves(file):
+    read = read_schedule(file("\ufeff" + ONE_F_ONE_B.replace("\n", "\r\n")))
+    assert isinstance(read, FileSchedule) and str(read.table[0][0]) == "0F0"
 
 
 def test_what_torch_overlaps_is_one_after_the_other(file):

@@ -30,6 +30,12 @@ def test_offload_is_stage_1s(stage):
     assert message.startswith("zero.offload=true: ") and "zero.stage=1, or leave it out" in message
 
 
+@pytest.mark.parametrize("size", [0, -2])
+def test_ranks_that_share_are_at_least_one(size):
+    job = job_with(zero__stage=1, zero__shard_size=size, parallel__dp=2)
+    assert messages(job) == [f"zero.shard_size={size}: must be at least 1"]
+
+
 @pytest.mark.parametrize("stage", [-1, 4])
 def test_there_are_four_stages(stage):
     (message,) = messages(job_with(zero__stage=stage))

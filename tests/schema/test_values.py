@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gooseslo.errors import ConfigError
 from gooseslo.schema.compose import compose_generate, compose_merge, compose_train
+from gooseslo.schema.dump import dump_yaml
 from gooseslo.schema.quoting import as_argument, quote, unquote
 from gooseslo.schema.values import Scalar, read_value
 
@@ -68,6 +69,18 @@ def test_text_or_list_keys():
     assert compose_train(["parallel.pp=2", "parallel.partition=[3,3]"]).parallel.partition == [3, 3]
 
 
+@pytest.mark.parametrize("source", ["command line", "file"])
+@pytest.mark.parametrize("text, value", [("2", 2), ("full", "full")])
+def test_a_key_that_takes_a_number_or_a_name(tmp_path, source, text, value):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"train: {{activation_checkpointing: {text}}}\n")
+    given = [f"train.activation_checkpointing={text}"]
+    job = compose_train(given) if source == "command line" else compose_train([], config_file=path)
+    assert job.train.activation_checkpointing == value
+    path.write_text(dump_yaml(job))
+    assert compose_train([], config_file=path).train.activation_checkpointing == value
+
+
 @pytest.mark.parametrize(
     "value", ["[2024_01]", "[1]", "[]", "", "[{path: a.txt, stop: 3}]", "[{start: 1}]", "[a=b.txt]"]
 )
@@ -88,6 +101,13 @@ def test_a_list_of_paths_is_never_guessed(value):
         "parallel.tp=1,2",
         "parallel.tp=[2]",
         "parallel.tp=${train.steps}",
+        "train.activation_checkpointing='2'",
+        "train.activation_checkpointing=2.0",
+        "train.activation_checkpointing=010",
+        "train.activation_checkpointing=[2]",
+        "train.activation_checkpointing=null",
+        "parallel.callbacks=[null]",
+        "parallel.callbacks=[3]",
         "checkpoint.final=yes",
         "checkpoint.final=on",
         "checkpoint.final=1",
