@@ -27,7 +27,7 @@ def test_dropout_of_the_attention_alone_draws_the_same_again(family):
     assert_parity(run_on_ranks(given), run_on_ranks(again), loss=1e-12, tensors=1e-9)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("schedule", "virtual_stages"), SCHEDULES)
 def test_dropout_draws_the_same_again(schedule, virtual_stages, family):
     """Against the same layout without it: one process of plain transformers draws otherwise."""
