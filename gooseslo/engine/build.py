@@ -20,7 +20,7 @@ from gooseslo.engine.checkpoint.load import load_tensors, load_weights
 from gooseslo.engine.checkpoint.manifest import MASTER
 from gooseslo.engine.checkpoint.parts import PartTable
 from gooseslo.engine.checkpoint.save import LocalState, save_step
-from gooseslo.engine.data_parallel import build_data_parallel
+from gooseslo.engine.data_parallel import build_data_parallel, called_for
 from gooseslo.engine.hf import write_model_files
 from gooseslo.engine.loop import LoopSettings, Observer, Position, Trainer
 from gooseslo.engine.loss_scale import LossScale
@@ -246,7 +246,10 @@ def build_step(
         group = context.tp_group
     loss = StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION)
     shape = (train.micro_batch_size, train.sequence_length)
-    stages = {number: CastStage(stage, plan.dtypes) for number, stage in model.stages.items()}
+    stages = {
+        number: CastStage(stage, plan.dtypes, called=called_for(data_parallel))
+        for number, stage in model.stages.items()
+    }
     runner = _build_runner(plan, context, stages, loss, work, shape=shape, outputs=outputs, device=device)
     return TrainStep(
         model=model,

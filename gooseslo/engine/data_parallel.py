@@ -19,6 +19,7 @@ from gooseslo.parallel.data.strategy import DataParallel
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.pipeline.work import RankWork
 from gooseslo.schema.groups import ZeroConfig
+from gooseslo.schema.zero import DEEPSPEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,11 @@ def build_data_parallel(
     """
     segments = segment(model)
     data_parallel: DataParallel
+    if zero.backend == DEEPSPEED and context.dp_group is not None:  # who holds a copy alone has nothing to share out
+        from gooseslo.engine.deepspeed import DeepSpeedZero  # it takes a while, and only this back end needs it
+
+        module = nn.ModuleList(model.stages.values()) if len(model.stages) > 1 else next(iter(model.stages.values()))
+        return DeepSpeedZero(segments.parameters, module, stage=zero.stage, context=context, shared=model.shared)
     if zero.stage == 0:
         data_parallel = Replicated(segments.parameters, dtype=dtype, group=context.dp_group, shared=model.shared)
         reduce_early(segments, data_parallel, work)
@@ -77,6 +83,12 @@ def build_data_parallel(
     )
     reduce_early(segments, data_parallel, work)
     return data_parallel
+
+
+def called_for(data_parallel: DataParallel) -> nn.Module | None:
+    """What has to be called in the place of the one stage, if anything: DeepSpeed's engine."""
+    called = getattr(data_parallel, "called", None)
+    return called if isinstance(called, nn.Module) else None
 
 
 def segment(model: LocalModel) -> Segments:

@@ -22,6 +22,7 @@ from gooseslo.schema.groups import TrainJob
 from gooseslo.schema.schedule_file import read_schedule
 from gooseslo.schema.schedule_table import Table
 from gooseslo.schema.schedules import RULES, candidates, is_file, stages_per_rank
+from gooseslo.schema.zero import DEEPSPEED
 
 _ROOM = 0.9
 """Share of a device's memory that an estimate may fill: kernels, messages and fragments take the rest."""
@@ -75,7 +76,7 @@ class LayoutMaker:
     def _choose(self, cache_dir: Path | None) -> PipelineLayout:
         """The best of the schedules whose fullest rank fits into its device; where none does, the leanest."""
         job, sizes = self._job, {"num_layers": self._workload.num_layers, "num_micro": self._num_micro}
-        found = candidates(job.parallel, zero_stage=job.zero.stage, **sizes)
+        found = candidates(job.parallel, zero_stage=job.zero.stage, by_deepspeed=job.zero.backend == DEEPSPEED, **sizes)
         schedules = ranked(found, pp=job.parallel.pp, num_micro=self._num_micro)
         room = _device_bytes() if self._device == "cuda" else None
         chosen, further = schedules[0], ""

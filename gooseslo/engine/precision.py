@@ -76,15 +76,17 @@ class CastStage(nn.Module):
     torch's schedule receives into buffers of static dtypes and does not compare them with what was sent.
     """
 
-    def __init__(self, stage: StageModule, dtypes: Dtypes):
+    def __init__(self, stage: StageModule, dtypes: Dtypes, *, called: nn.Module | None = None):
+        """`called`: what computes the stage, where this is not the stage itself."""
         super().__init__()
         self.stage, self.autocast = stage, dtypes.autocast
+        self.called = called or stage
         self.output = dtypes.logits if stage.is_last else dtypes.hidden
 
     def forward(self, x: Tensor, **inputs: Tensor) -> Tensor:
         if self.autocast is None:
-            output: Tensor = self.stage(x, **inputs)
+            output: Tensor = self.called(x, **inputs)
         else:
             with torch.autocast(x.device.type, dtype=self.autocast):
-                output = self.stage(x, **inputs)
+                output = self.called(x, **inputs)
         return output.to(self.output)

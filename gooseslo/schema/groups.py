@@ -180,6 +180,8 @@ class ZeroConfig:
     """What the data-parallel ranks share out: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights too."""
     shard_size: int | None = None
     """Data-parallel ranks that share one copy; divides dp; null: all of them."""
+    backend: str = "torch"
+    """Who shares out: torch, or deepspeed (in fp32; with parallel.pp>1 stage 1 under 1f1b or gpipe)."""
     offload: bool = False
     """Masters and moments in the memory of the CPU, where the update is done; needs zero.stage=1."""
 

@@ -78,6 +78,7 @@ TRAIN_BOUNDS: Mapping[str, Bound] = {
 TRAIN_CHOICES: Mapping[str, tuple[str, ...]] = {
     "model.head": ("causal-lm", "sequence-classification"),
     "train.precision": ("auto", "fp32", "bf16", "fp16", "fp64"),
+    "zero.backend": ("torch", "deepspeed"),
     "train.bf16_mode": ("master", "autocast"),
     "data.reader": ("mmap", "lazy", "cached"),
     "logging.wandb.mode": ("off", "offline", "online"),

@@ -66,12 +66,12 @@ def stages_per_rank(parallel: ParallelConfig) -> int:
 
 
 def candidates(
-    parallel: ParallelConfig, *, num_layers: int, num_micro: int, zero_stage: int = 0
+    parallel: ParallelConfig, *, num_layers: int, num_micro: int, zero_stage: int = 0, by_deepspeed: bool = False
 ) -> list[tuple[str, int]]:
     """(schedule, stages a rank) that `auto` may choose under these sizes, the simplest first.
 
     `parallel.virtual_stages`, or a list of layers per stage, says how many stages a rank has; else each schedule's own
-    number is taken.
+    number is taken. `by_deepspeed`: of the simple schedules alone.
     """
     wanted = parallel.virtual_stages
     if isinstance(parallel.partition, list):
@@ -84,6 +84,7 @@ def candidates(
             (rule.any_number or virtual_stages == rule.virtual_stages)
             and parallel.pp * virtual_stages <= num_layers
             and name in schedules_under_zero(zero_stage)
+            and (name in ("gpipe", "1f1b") or not by_deepspeed)
             and misfit_of_micro_batches(name, pp=parallel.pp, num_micro=num_micro) is None
         ):
             found.append((name, virtual_stages))

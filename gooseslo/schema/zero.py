@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from gooseslo.errors import Fault
 from gooseslo.schema.groups import TrainJob, ZeroConfig
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.schedule_file import FileSchedule, read_schedule
 from gooseslo.schema.schedule_table import splits_backward
-from gooseslo.schema.schedules import SPLIT_BACKWARD, is_file
+from gooseslo.schema.schedules import SPLIT_BACKWARD, is_file, stages_per_rank
 from gooseslo.schema.sizes import divisors, nearest_numbers
 
+TORCH, DEEPSPEED = "torch", "deepspeed"
+"""Values of zero.backend."""
 
-def check_zero(job: TrainJob) -> list[Fault]:
+UNDER_DEEPSPEED = ("auto", "gpipe", "1f1b")
+"""Schedules of its stage 1; `auto` chooses among them."""
+
+
+def check_zero(job: TrainJob, num_devices: int | None = None) -> list[Fault]:
     """Keys of the group that do not fit one another or the rest of the job, whatever the workers."""
     zero, faults = job.zero, []
+    if zero.backend == DEEPSPEED:
+        return _check_deepspeed(job, num_devices)
     if zero.stage == 0:
         for key, value in (("zero.shard_size", zero.shard_size), ("zero.offload", "true" if zero.offload else None)):
             if value is not None:
@@ -23,6 +33,38 @@ def check_zero(job: TrainJob) -> list[Fault]:
         rule = f"zero.stage={zero.stage} keeps its shards where it computes"
         faults.append(Fault(key="zero.offload", value="true", rule=rule, way_out="zero.stage=1, or leave it out"))
     return faults + _check_schedule(job)
+
+
+def _check_deepspeed(job: TrainJob, num_devices: int | None) -> list[Fault]:
+    """What this back end does not run; the torch one runs all of it."""
+    zero, pp, schedule, precision = job.zero, job.parallel.pp, job.parallel.schedule, job.train.precision
+    faults = []
+
+    def refuse(key: str, value: object, rule: str, nearest: str = "") -> None:
+        way_out = f"{nearest}zero.backend=torch"
+        faults.append(Fault(key=key, value=value, rule=f"zero.backend=deepspeed {rule}", way_out=way_out))
+
+    if zero.stage == 3:
+        refuse("zero.stage", 3, "runs stages 0, 1 and 2", "nearest: 2, or ")
+    elif pp > 1 and zero.stage != 1:
+        refuse("zero.stage", zero.stage, f"runs stage 1 alone where parallel.pp={pp}", "nearest: 1, or ")
+    if pp > 1 and schedule not in UNDER_DEEPSPEED:
+        refuse("parallel.schedule", shortened(schedule), "runs 1f1b and gpipe", "nearest: 1f1b, or ")
+    elif pp > 1 and stages_per_rank(job.parallel) > 1:
+        refuse("parallel.virtual_stages", stages_per_rank(job.parallel), "has one stage a rank", "nearest: 1, or ")
+    if precision == "fp64" or (precision in ("bf16", "fp16") and job.train.bf16_mode != "autocast"):
+        nearest = "" if precision == "fp64" else "train.bf16_mode=autocast, or "
+        refuse("train.precision", precision, "has weights in fp32 alone", nearest)
+    if job.device == "cuda" or (job.device == "auto" and num_devices):
+        refuse("device", job.device, "runs on the CPU alone", "device=cpu, or ")
+    if zero.shard_size is not None:
+        refuse("zero.shard_size", zero.shard_size, "shares out over all data-parallel ranks", "leave it out, or ")
+    if zero.offload:
+        refuse("zero.offload", "true", "keeps its shards where it computes", "leave it out, or ")
+    if find_spec("deepspeed") is None:
+        rule = "deepspeed is not installed"
+        faults.append(Fault(key="zero.backend", value=DEEPSPEED, rule=rule, way_out="pip install deepspeed"))
+    return faults
 
 
 def _check_schedule(job: TrainJob) -> list[Fault]:

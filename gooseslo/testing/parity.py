@@ -72,6 +72,7 @@ class Case:
     zero_stage: int = 0
     zero_shard_size: int | None = None
     zero_offload: bool = False
+    zero_backend: str = "torch"
     seed: int = 0
     ignore_some_labels: bool = False
     documents: bool = False
@@ -107,7 +108,12 @@ class Case:
                 recompute_ahead=self.recompute_ahead,
                 clip_grad_norm=self.clip_grad_norm,
             ),
-            zero=ZeroConfig(stage=self.zero_stage, shard_size=self.zero_shard_size, offload=self.zero_offload),
+            zero=ZeroConfig(
+                stage=self.zero_stage,
+                backend=self.zero_backend,
+                shard_size=self.zero_shard_size,
+                offload=self.zero_offload,
+            ),
             data=ClassificationDataConfig(train="-") if self.head == CLASSIFICATION else StdlibDataConfig(),
             launcher=LauncherConfig(workers=self.world_size),
             device=self.device,
@@ -167,7 +173,7 @@ def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights; in fp32 for a bf16 case."""
     alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False)
     alone = replace(alone, schedule="auto", virtual_stages=None, partition="uniform")
-    alone = replace(alone, zero_stage=0, zero_shard_size=None, zero_offload=False)
+    alone = replace(alone, zero_stage=0, zero_shard_size=None, zero_offload=False, zero_backend="torch")
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)

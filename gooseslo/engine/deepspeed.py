@@ -1,0 +1,210 @@
+"""ZeRO's stages by DeepSpeed: it shares out masters, reduces gradients and gathers weights, and does nothing else.
+
+Norm, clipping, loss scale, optimizer and checkpoints are the run's own: DeepSpeed is given an optimizer that does
+nothing, and its flat partitions are what the run's optimizer steps, cut into ranges of weights. This is the one module
+that imports deepspeed; it leans on attributes of its optimizers, so it asks for them at the start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gooseslo.errors import ConfigError, Fault
+from gooseslo.parallel.collectives import Group
+from gooseslo.parallel.data.strategy import Part
+from gooseslo.parallel.mesh import ParallelContext
+from gooseslo.parallel.shared import SharedGradients
+
+TESTED = "0.19.8"
+_NEEDED = (
+    "params_in_partition",
+    "grad_start_offset",
+    "grad_partition_insertion_offset",
+    "partition_size",
+    "single_partition_of_fp32_groups",
+    "averaged_gradients",
+    "all_grad_tensors",
+    "ready_for_gradients",
+    "micro_step_id",
+    "get_param_id",
+    "setup_buckets",
+    "reduce_gradients",
+    "finalize_gradient_accumulation_boundary",
+    "update_lp_params",
+)
+"""Of DeepSpeed's optimizer of stages 1 and 2."""
+
+
+class DeepSpeedZero:
+    """Stages 0 to 2. `stepped` are whole weights at stage 0, else ranges in the partition of this rank."""
+
+    are_masters = False
+
+    def __init__(
+        self,
+        segments: Sequence[dict[str, nn.Parameter]],
+        module: nn.Module,
+        *,
+        stage: int,
+        context: ParallelContext,
+        shared: Sequence[SharedGradients] = (),
+    ):
+        """`module` has all parameters of `segments`, each of which becomes a group of DeepSpeed's own.
+
+        Ranks that hold copies have them in one segment alike, and so have the same ranges of them.
+        """
+        assert context.dp_group is not None, "nobody shares"
+        self.group: dist.ProcessGroup = context.dp_group
+        self.shard_group: Group = None if stage == 0 else self.group
+        self.stage = stage
+        parameters = {name: p for segment in segments for name, p in segment.items()}
+        for parameter in parameters.values():
+            parameter.grad = None
+        self.weights = [Part(name=name, parameter=p, num_dims=p.dim()) for name, p in parameters.items()]
+        self.engine = _engine(module, [list(s.values()) for s in segments], stage=stage, context=context)
+        self.flats: list[Tensor] = []
+        if stage == 0:
+            self.stepped, self._shared = self.weights, list(shared)
+            return
+        self._optimizer = self.engine.optimizer
+        _check(self._optimizer)
+        names = {parameter: name for name, parameter in parameters.items()}
+        self.stepped, self._places, pieces = [], [], {}
+        for index in range(len(self._optimizer.params_in_partition)):
+            masters = self._optimizer.single_partition_of_fp32_groups[index].detach()
+            for parameter, first, place in self._ranges(index):
+                piece = nn.Parameter(masters[place])
+                pieces[parameter] = piece
+                self._places.append((index, place))
+                self.stepped.append(Part(name=names[parameter], parameter=piece, num_dims=parameter.dim(), start=first))
+        self._shared = [_of_pieces(one, pieces) for one in shared]
+
+    @property
+    def called(self) -> Callable[..., Tensor] | None:
+        """What to call in place of the stage: at stage 2 DeepSpeed shares out the gradients of each backward pass."""
+        return self.engine if self.stage == 2 else None
+
+    def zero(self) -> None:
+        self.flats = []
+        for part in (*self.stepped, *self.weights):
+            part.parameter.grad = None
+        if self.stage:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._forget()
+            self._optimizer.micro_step_id = -1
+
+    def begin_reduce(self, segment: int) -> None:
+        """Nothing to do: DeepSpeed has a time of its own for it."""
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """DeepSpeed averages over the data-parallel ranks; the loss wants sums."""
+        if self.stage == 0:
+            self._reduce_whole()
+            return
+        self._take_sums()
+        for shared in self._shared:
+            shared.sum_()
+
+    def write_back(self) -> None:
+        """From the masters to the weights, and to all ranks."""
+        if self.stage:
+            self._optimizer.update_lp_params()
+
+    def wait_for_weights(self, segment: int | None = None) -> None:
+        """Nothing travels."""
+
+    def _reduce_whole(self) -> None:
+        for part in self.weights:
+            if part.parameter.grad is None:  # no micro-batch used the weight; an optimizer decays it all the same
+                part.parameter.grad = torch.zeros_like(part.parameter)
+        for shared in self._shared:
+            shared.sum_()
+        self.engine.allreduce_gradients()
+        self.flats = [part.parameter.grad for part in self.weights if part.parameter.grad is not None]
+        torch._foreach_mul_(self.flats, self.group.size())
+
+    def _take_sums(self) -> None:
+        optimizer = self._optimizer
+        if self.stage == 1:
+            optimizer.set_gradient_accumulation_boundary(True)
+            optimizer.setup_buckets()
+            optimizer.reduce_gradients()
+        else:
+            optimizer.finalize_gradient_accumulation_boundary()
+        for index, size in enumerate(optimizer.partition_size):
+            flat = torch.cat([gradient.reshape(-1) for gradient in optimizer.averaged_gradients[index]])
+            assert flat.numel() == size, "DeepSpeed's gradients are not those of its partition"
+            self.flats.append(flat.mul_(self.group.size()))
+        self._forget()
+        for part, (index, place) in zip(self.stepped, self._places, strict=True):
+            part.parameter.grad = self.flats[index][place]
+
+    def _forget(self) -> None:
+        """DeepSpeed's own step would do it."""
+        for index in range(len(self._optimizer.params_in_partition)):
+            self._optimizer.averaged_gradients[index] = None
+            self._optimizer.all_grad_tensors[index] = None
+
+    def _ranges(self, index: int) -> Iterator[tuple[nn.Parameter, int, slice]]:
+        """Of a group's partition: (weight, first element in it, place in the partition)."""
+        optimizer, rank = self._optimizer, self.group.rank()
+        starts = optimizer.grad_start_offset[index][rank]
+        places = optimizer.grad_partition_insertion_offset[index][rank]
+        for parameter in optimizer.params_in_partition[index]:
+            number = optimizer.get_param_id(parameter)
+            first, place = int(starts[number]), int(places[number])
+            length = min(parameter.numel() - first, int(optimizer.partition_size[index]) - place)
+            yield parameter, first, slice(place, place + length)
+
+
+class _NoUpdate(torch.optim.Optimizer):
+    """What DeepSpeed is given: the run's own optimizer steps its partitions."""
+
+    def __init__(self, groups: list[dict[str, Any]]):
+        super().__init__(groups, {"lr": 0.0})
+
+    def step(self, closure: Any = None) -> Any:
+        """Nothing."""
+
+
+def _engine(module: nn.Module, groups: list[list[nn.Parameter]], *, stage: int, context: ParallelContext) -> Any:
+    """DeepSpeed's engine; it reads ranks from the environment, whoever started them."""
+    os.environ.setdefault("LOCAL_RANK", str(context.rank))
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,  # it counts with it alone
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": stage != 2,
+        "gradient_clipping": 0.0,  # left out, it would be 1.0
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage, "overlap_comm": False},
+    }
+    optimizer = _NoUpdate([{"params": group} for group in groups])
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config=config, mpu=context, dist_init_required=False
+    )
+    return engine
+
+
+def _check(optimizer: Any) -> None:
+    missing = [name for name in _NEEDED if not hasattr(optimizer, name)]
+    if missing:
+        rule = f"this DeepSpeed has no {', '.join(missing)}; {TESTED} is tested"
+        way_out = f"pip install deepspeed=={TESTED}, or zero.backend=torch"
+        raise ConfigError([Fault(key="zero.backend", value="deepspeed", rule=rule, way_out=way_out)])
+
+
+def _of_pieces(shared: SharedGradients, pieces: dict[nn.Parameter, nn.Parameter]) -> SharedGradients:
+    """The same of the ranges: ranks that share a weight have the same range of it, since their dp rank is the same."""
+    own = {name: pieces[parameter] for name, parameter in shared.parameters.items() if parameter in pieces}
+    return SharedGradients(parameters=own, group=shared.group)

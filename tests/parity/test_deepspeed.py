@@ -1,0 +1,96 @@
+"""DeepSpeed's ZeRO against one process of plain transformers: loss, norm, every gradient and every weight."""
+
+from dataclasses import replace
+
+import pytest
+from test_recompute import DROPOUT
+from test_sharded_stages import case as sharded_case
+from test_sharded_stages import evaluate_twice, spoil_one_step
+
+from gooseslo.testing.parity import assert_parity, run_on_ranks, run_reference
+from gooseslo.testing.ranks import run_ranks
+
+CLOSE = {"loss": 1e-6, "tensors": 1e-5}
+ALONE = {"pp": 1}
+WITH_TP = {"pp": 1, "tp": 2}
+PIPELINE = {"pp": 2}
+
+
+def case(stage, sizes, **changes):
+    options: dict = {"precision": "fp32", **sizes, **changes}
+    return replace(sharded_case("1f1b", 1, {}, stage=stage, **options), zero_backend="deepspeed")
+
+
+CELLS = [
+    ("gpt2", 0, ALONE),
+    ("llama", 1, ALONE),
+    ("gpt2", 2, ALONE),
+    ("gpt2", 1, WITH_TP),
+    ("llama", 2, WITH_TP),
+    ("gpt2", 1, PIPELINE),
+    *(
+        pytest.param(*cell, marks=pytest.mark.slow)
+        for cell in [
+            ("llama", 0, ALONE),
+            ("gpt2", 1, ALONE),
+            ("llama", 2, ALONE),
+            ("gpt2", 0, WITH_TP),
+            ("llama", 0, WITH_TP),
+            ("llama", 1, WITH_TP),
+            ("gpt2", 2, WITH_TP),
+            ("llama", 1, PIPELINE),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "stage", "sizes"), CELLS)
+def test_fp32(family, stage, sizes):
+    """With gradients of several micro-batches, and clipping that bites."""
+    given = case(stage, sizes, family=family, clip_grad_norm=0.1)
+    one, other = run_reference(given), run_on_ranks(given)
+    assert min(one.norms) > 0.1
+    assert other.norms == pytest.approx(one.norms, rel=1e-6)
+    assert_parity(one, other, **CLOSE)
+
+
+def test_gpipe_with_sequence_parallel_fp32():
+    """Norms and biases of tp ranks are summed too, beside the embeddings that the stages tie."""
+    given = replace(case(1, {"pp": 2, "tp": 2}, sequence_parallel=True), schedule="gpipe")
+    assert_parity(run_reference(given), run_on_ranks(given), **CLOSE)
+
+
+@pytest.mark.parametrize(("stage", "sizes"), [(0, ALONE), (1, PIPELINE), (2, ALONE)])
+def test_recomputation_and_dropout(stage, sizes):
+    """Against the torch back end without recomputation: dropout draws by place."""
+    given = case(stage, sizes)
+    given = replace(given, fields={**given.fields, **DROPOUT["gpt2"]})
+    plain = replace(given, zero_backend="torch", zero_stage=0)
+    assert_parity(run_on_ranks(plain), run_on_ranks(replace(given, activation_checkpointing="full")), **CLOSE)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_bf16_autocast(stage):
+    given = case(stage, ALONE, family="llama", bf16_mode="autocast", steps=1)
+    given = replace(given, precision="bf16")
+    plain = replace(given, zero_backend="torch", zero_stage=0)
+    assert_parity(run_on_ranks(plain), run_on_ranks(given), **CLOSE)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks(stage):
+    for found in run_ranks(spoil_one_step, 2, case(stage, ALONE)):
+        assert found == [(False, True), (True, False), (False, True)]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_evaluation_sees_the_weights_as_they_are(stage):
+    given = case(stage, ALONE)
+    plain = run_ranks(evaluate_twice, 2, replace(given, zero_backend="torch", zero_stage=0))[0]
+    assert run_ranks(evaluate_twice, 2, given)[0] == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize(("stage", "sizes"), [(1, PIPELINE), (2, ALONE)])
+def test_losses_of_adamw_fp32(stage, sizes):
+    given = case(stage, sizes, family="llama", optimizer="adamw", steps=10, clip_grad_norm=0.3)
+    assert run_on_ranks(given).losses == pytest.approx(run_reference(given).losses, rel=1e-5)
