@@ -52,8 +52,13 @@ def build_data_parallel(
     segments = segment(model)
     data_parallel: DataParallel
     if zero.backend == DEEPSPEED and context.dp_group is not None:  # who holds a copy alone has nothing to share out
-        from gooseslo.engine.deepspeed import DeepSpeedZero  # it takes a while, and only this back end needs it
+        # It takes a while, and only this back end needs it.
+        from gooseslo.engine.deepspeed import DeepSpeedShardedWeights, DeepSpeedZero
 
+        if zero.stage == 3:
+            (stage,) = model.stages.values()
+            blocks = list(stage.model.get_submodule(layers).children())
+            return DeepSpeedShardedWeights(model.parameters(), stage, blocks, context=context, shared=model.shared)
         module = nn.ModuleList(model.stages.values()) if len(model.stages) > 1 else next(iter(model.stages.values()))
         return DeepSpeedZero(segments.parameters, module, stage=zero.stage, context=context, shared=model.shared)
     if zero.stage == 0:

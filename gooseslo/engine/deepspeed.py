@@ -23,7 +23,7 @@ from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.shared import SharedGradients
 
 TESTED = "0.19.8"
-_NEEDED = (
+_NEEDED_AT_1_AND_2 = (
     "params_in_partition",
     "grad_start_offset",
     "grad_partition_insertion_offset",
@@ -39,7 +39,16 @@ _NEEDED = (
     "finalize_gradient_accumulation_boundary",
     "update_lp_params",
 )
-"""Of DeepSpeed's optimizer of stages 1 and 2."""
+_NEEDED_AT_3 = (
+    "fp16_groups",
+    "fp32_partitioned_groups_flat",
+    "grad_partitions_flat_buffer",
+    "micro_step_id",
+    "_partition_all_parameters",
+    "_reassign_or_swap_out_partitioned_parameters",
+    "_post_step",
+)
+"""Of DeepSpeed's optimizers."""
 
 
 class DeepSpeedZero:
@@ -74,7 +83,7 @@ class DeepSpeedZero:
             self.stepped, self._shared = self.weights, list(shared)
             return
         self._optimizer = self.engine.optimizer
-        _check(self._optimizer)
+        _check(self._optimizer, _NEEDED_AT_1_AND_2)
         names = {parameter: name for name, parameter in parameters.items()}
         self.stepped, self._places, pieces = [], [], {}
         for index in range(len(self._optimizer.params_in_partition)):
@@ -165,6 +174,86 @@ class DeepSpeedZero:
             yield parameter, first, slice(place, place + length)
 
 
+class DeepSpeedShardedWeights:
+    """Stage 3. `stepped` are ranges of the weights, and all that this rank holds of them between steps."""
+
+    are_masters = False
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        *,
+        context: ParallelContext,
+        shared: Sequence[SharedGradients] = (),
+    ):
+        """`blocks` of the module are gathered as one each: their layers use weights outside their own forward pass."""
+        assert context.dp_group is not None, "nobody shares"
+        self.shard_group: Group = context.dp_group
+        self._num_ranks, rank = context.dp_group.size(), context.dp_group.rank()
+        names = {parameter: name for name, parameter in parameters.items()}
+        sizes = {parameter: (parameter.numel(), parameter.dim()) for parameter in names}
+        for block in blocks:
+            block._z3_leaf = True  # type: ignore[assignment]
+        self.called = _engine(_Root(module), [list(names)], stage=3, context=context)
+        self._optimizer = self.called.optimizer
+        _check(self._optimizer, _NEEDED_AT_3)
+        self.flats: list[Tensor] = [self._optimizer.grad_partitions_flat_buffer]
+        self.stepped: list[Part] = []
+        pieces, position = {}, 0
+        for group, masters in zip(self._optimizer.fp16_groups, self._optimizer.fp32_partitioned_groups_flat):
+            place = 0
+            for parameter in group:
+                numel, num_dims = sizes[parameter]
+                share = parameter.partition_numel()
+                first, length = rank * share, min(share, numel - rank * share)
+                if length > 0:
+                    piece = nn.Parameter(masters.detach()[place : place + length])
+                    piece.grad = self.flats[0][position : position + length]
+                    pieces[parameter] = piece
+                    self.stepped.append(Part(name=names[parameter], parameter=piece, num_dims=num_dims, start=first))
+                place, position = place + share, position + share
+        self.weights = self.stepped
+        self._shared = [_of_pieces(one, pieces) for one in shared]
+
+    def zero(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self.flats[0].zero_()
+        self._optimizer.micro_step_id = 1  # each micro-batch is added, the first to zeros: one may not use a weight
+
+    def begin_reduce(self, segment: int) -> None:
+        """Nothing to do: DeepSpeed reduces in each backward pass."""
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """DeepSpeed averages over the data-parallel ranks; the loss wants sums."""
+        self.flats[0].mul_(self._num_ranks)
+        for shared in self._shared:
+            shared.sum_()
+
+    def write_back(self) -> None:
+        """What is gathered at the moment is old: weights too small to be shared out stay gathered."""
+        self._optimizer._partition_all_parameters()
+        for index in range(len(self._optimizer.fp16_groups)):
+            self._optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        self._optimizer._post_step(set())
+
+    def wait_for_weights(self, segment: int | None = None) -> None:
+        """Nothing travels."""
+
+
+class _Root(nn.Module):
+    """DeepSpeed's hooks of stage 3 do not see the outermost module."""
+
+    def __init__(self, stage: nn.Module):
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.stage(*args, **kwargs)
+
+
 class _NoUpdate(torch.optim.Optimizer):
     """What DeepSpeed is given: the run's own optimizer steps its partitions."""
 
@@ -184,7 +273,7 @@ def _engine(module: nn.Module, groups: list[list[nn.Parameter]], *, stage: int, 
     config = {
         "train_micro_batch_size_per_gpu": 1,  # it counts with it alone
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": stage != 2,
+        "managed_gradient_accumulation": stage < 2,
         "gradient_clipping": 0.0,  # left out, it would be 1.0
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": stage, "overlap_comm": False},
@@ -196,8 +285,8 @@ def _engine(module: nn.Module, groups: list[list[nn.Parameter]], *, stage: int, 
     return engine
 
 
-def _check(optimizer: Any) -> None:
-    missing = [name for name in _NEEDED if not hasattr(optimizer, name)]
+def _check(optimizer: Any, needed: Sequence[str]) -> None:
+    missing = [name for name in needed if not hasattr(optimizer, name)]
     if missing:
         rule = f"this DeepSpeed has no {', '.join(missing)}; {TESTED} is tested"
         way_out = f"pip install deepspeed=={TESTED}, or zero.backend=torch"

@@ -44,9 +44,7 @@ def _check_deepspeed(job: TrainJob, num_devices: int | None) -> list[Fault]:
         way_out = f"{nearest}zero.backend=torch"
         faults.append(Fault(key=key, value=value, rule=f"zero.backend=deepspeed {rule}", way_out=way_out))
 
-    if zero.stage == 3:
-        refuse("zero.stage", 3, "runs stages 0, 1 and 2", "nearest: 2, or ")
-    elif pp > 1 and zero.stage != 1:
+    if pp > 1 and zero.stage != 1:
         refuse("zero.stage", zero.stage, f"runs stage 1 alone where parallel.pp={pp}", "nearest: 1, or ")
     if pp > 1 and schedule not in UNDER_DEEPSPEED:
         refuse("parallel.schedule", shortened(schedule), "runs 1f1b and gpipe", "nearest: 1f1b, or ")
