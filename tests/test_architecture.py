@@ -26,9 +26,10 @@ CONFINED = {
     "hydra": ("schema/", "cli.py"),
     "omegaconf": ("schema/", "cli.py"),
     "wandb": ("engine/trackers/",),
+    "deepspeed": ("engine/deepspeed.py",),
 }
 # what is not used costs nothing: imported where it is, in a function
-ON_DEMAND = ("wandb", "tensorboard", "torch.utils.tensorboard")
+ON_DEMAND = ("wandb", "deepspeed", "tensorboard", "torch.utils.tensorboard")
 WITHOUT_TORCH = ("schema/", "policies/", "errors.py", "cli.py")
 MODEL_CLASS = re.compile(r"^(AutoModel\w*|\w+(LMHead|For\w+|[a-z0-9])Model|\w+For[A-Z]\w+)$")
 # the last of them is what everything is held against: plain transformers
@@ -41,8 +42,9 @@ MODEL_CLASSES = (
     "testing/parity.py",
 )
 BASE_CLASSES = {"PreTrainedModel"}
-# the last two start processes themselves, with the environment that they were given
-ENVIRONMENT = ("cli.py", "engine/launcher.py", "engine/worker.py", "testing/ranks.py", "data/preprocess/pool.py")
+# the last two start processes themselves, with the environment that they were given; DeepSpeed reads its rank there
+ENVIRONMENT = ("cli.py", "engine/launcher.py", "engine/worker.py", "engine/deepspeed.py")
+ENVIRONMENT += ("testing/ranks.py", "data/preprocess/pool.py")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work|Users|mnt|scratch)/\w")

@@ -246,10 +246,8 @@ def build_step(
         group = context.tp_group
     loss = StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION)
     shape = (train.micro_batch_size, train.sequence_length)
-    stages = {
-        number: CastStage(stage, plan.dtypes, called=called_for(data_parallel))
-        for number, stage in model.stages.items()
-    }
+    called = called_for(data_parallel)
+    stages = {number: CastStage(stage, plan.dtypes, called=called) for number, stage in model.stages.items()}
     runner = _build_runner(plan, context, stages, loss, work, shape=shape, outputs=outputs, device=device)
     return TrainStep(
         model=model,

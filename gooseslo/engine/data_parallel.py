@@ -52,15 +52,7 @@ def build_data_parallel(
     segments = segment(model)
     data_parallel: DataParallel
     if zero.backend == DEEPSPEED and context.dp_group is not None:  # who holds a copy alone has nothing to share out
-        # It takes a while, and only this back end needs it.
-        from gooseslo.engine.deepspeed import DeepSpeedShardedWeights, DeepSpeedZero
-
-        if zero.stage == 3:
-            (stage,) = model.stages.values()
-            blocks = list(stage.model.get_submodule(layers).children())
-            return DeepSpeedShardedWeights(model.parameters(), stage, blocks, context=context, shared=model.shared)
-        module = nn.ModuleList(model.stages.values()) if len(model.stages) > 1 else next(iter(model.stages.values()))
-        return DeepSpeedZero(segments.parameters, module, stage=zero.stage, context=context, shared=model.shared)
+        return _by_deepspeed(model, context, zero, segments, layers=layers)
     if zero.stage == 0:
         data_parallel = Replicated(segments.parameters, dtype=dtype, group=context.dp_group, shared=model.shared)
         reduce_early(segments, data_parallel, work)
@@ -88,6 +80,29 @@ def build_data_parallel(
     )
     reduce_early(segments, data_parallel, work)
     return data_parallel
+
+
+def _by_deepspeed(
+    model: LocalModel, context: ParallelContext, zero: ZeroConfig, segments: Segments, *, layers: str
+) -> DataParallel:
+    # It takes a while, and only this back end needs it.
+    from gooseslo.engine.deepspeed import DeepSpeedShardedWeights, DeepSpeedZero
+
+    stages = list(model.stages.values())
+    if zero.stage == 3:
+        (stage,) = stages
+        blocks = list(stage.model.get_submodule(layers).children())
+        return DeepSpeedShardedWeights(
+            model.parameters(), stage, blocks, context=context, shared=model.shared, settings=zero.deepspeed
+        )
+    return DeepSpeedZero(
+        segments.parameters,
+        nn.ModuleList(stages) if len(stages) > 1 else stages[0],
+        stage=zero.stage,
+        context=context,
+        shared=model.shared,
+        settings=zero.deepspeed,
+    )
 
 
 def called_for(data_parallel: DataParallel) -> nn.Module | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from gooseslo.parallel.collectives import Group
 from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.shared import SharedGradients
+from gooseslo.schema.deepspeed_keys import KEY, ZERO
 
 TESTED = "0.19.8"
 _NEEDED_AT_1_AND_2 = (
@@ -64,6 +66,7 @@ class DeepSpeedZero:
         stage: int,
         context: ParallelContext,
         shared: Sequence[SharedGradients] = (),
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ):
         """`module` has all parameters of `segments`, each of which becomes a group of DeepSpeed's own.
 
@@ -77,7 +80,9 @@ class DeepSpeedZero:
         for parameter in parameters.values():
             parameter.grad = None
         self.weights = [Part(name=name, parameter=p, num_dims=p.dim()) for name, p in parameters.items()]
-        self.engine = _engine(module, [list(s.values()) for s in segments], stage=stage, context=context)
+        self.engine = _engine(
+            module, [list(s.values()) for s in segments], stage=stage, context=context, settings=settings
+        )
         self.flats: list[Tensor] = []
         if stage == 0:
             self.stepped, self._shared = self.weights, list(shared)
@@ -187,6 +192,7 @@ class DeepSpeedShardedWeights:
         *,
         context: ParallelContext,
         shared: Sequence[SharedGradients] = (),
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ):
         """`blocks` of the module are gathered as one each: their layers use weights outside their own forward pass."""
         assert context.dp_group is not None, "nobody shares"
@@ -196,7 +202,7 @@ class DeepSpeedShardedWeights:
         sizes = {parameter: (parameter.numel(), parameter.dim()) for parameter in names}
         for block in blocks:
             block._z3_leaf = True  # type: ignore[assignment]
-        self.called = _engine(_Root(module), [list(names)], stage=3, context=context)
+        self.called = _engine(_Root(module), [list(names)], stage=3, context=context, settings=settings)
         self._optimizer = self.called.optimizer
         _check(self._optimizer, _NEEDED_AT_3)
         self.flats: list[Tensor] = [self._optimizer.grad_partitions_flat_buffer]
@@ -264,7 +270,33 @@ class _NoUpdate(torch.optim.Optimizer):
         """Nothing."""
 
 
-def _engine(module: nn.Module, groups: list[list[nn.Parameter]], *, stage: int, context: ParallelContext) -> Any:
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """ConfigError for what DeepSpeed itself has against its keys of ZeRO; takes the seconds of its import."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedZeroConfig(**settings.get(ZERO, {}))
+    except ValidationError as error:
+        faults = [
+            Fault(
+                key=".".join((KEY, ZERO, *map(str, each["loc"]))),
+                value=each["input"],
+                rule=f"DeepSpeed refuses it: {each['msg']}",
+            )
+            for each in error.errors()
+        ]
+        raise ConfigError(faults) from None
+
+
+def _engine(
+    module: nn.Module,
+    groups: list[list[nn.Parameter]],
+    *,
+    stage: int,
+    context: ParallelContext,
+    settings: Mapping[str, Any],
+) -> Any:
     """DeepSpeed's engine; it reads ranks from the environment, whoever started them."""
     os.environ.setdefault("LOCAL_RANK", str(context.rank))
     import deepspeed
@@ -276,7 +308,8 @@ def _engine(module: nn.Module, groups: list[list[nn.Parameter]], *, stage: int, 
         "managed_gradient_accumulation": stage < 2,
         "gradient_clipping": 0.0,  # left out, it would be 1.0
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": stage, "overlap_comm": False},
+        **settings,
+        ZERO: {"overlap_comm": False, **settings.get(ZERO, {}), "stage": stage},
     }
     optimizer = _NoUpdate([{"params": group} for group in groups])
     engine, *_ = deepspeed.initialize(

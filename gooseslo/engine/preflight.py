@@ -14,6 +14,7 @@ from gooseslo.data.indexed.mixture import Mixture
 from gooseslo.data.supervised.record_files import RecordFiles
 from gooseslo.data.text.text_files import TextCorpus
 from gooseslo.engine.callbacks import check_callbacks
+from gooseslo.engine.deepspeed import check_settings
 from gooseslo.engine.partition_function import check_partition
 from gooseslo.engine.run_folder import check_run_folder
 from gooseslo.engine.start import find_start
@@ -40,6 +41,8 @@ def preflight(job: TrainJob) -> None:
     elif isinstance(job.data, IndexedDataConfig):
         mixture = Mixture(train=job.data.train, valid=job.data.valid, test=job.data.test, base_dir=Path.cwd())
         mixture.check_samples(splits_to_check(job, mixture.splits), job.train.sequence_length)
+    if job.zero.deepspeed:
+        check_settings(job.zero.deepspeed)
     check_callbacks(job.parallel.callbacks)
     check_partition(job.parallel.partition)
     check_run_folder(name=job.run.name, directory=job.run.dir)

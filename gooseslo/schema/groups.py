@@ -181,7 +181,9 @@ class ZeroConfig:
     shard_size: int | None = None
     """Data-parallel ranks that share one copy; divides dp; null: all of them."""
     backend: str = "torch"
-    """Who shares out: torch, or deepspeed (in fp32; with parallel.pp>1 stage 1 under 1f1b or gpipe)."""
+    """Who shares out: torch, or deepspeed (fp32 weights; with parallel.pp>1 stage 1 under 1f1b or gpipe)."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Keys of DeepSpeed's own configuration that are passed on to it."""
     offload: bool = False
     """Masters and moments in the memory of the CPU, where the update is done; needs zero.stage=1."""
 

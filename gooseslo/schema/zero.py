@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from gooseslo.errors import Fault
+from gooseslo.schema.deepspeed_keys import KEY, check_deepspeed_keys
 from gooseslo.schema.groups import TrainJob, ZeroConfig
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.schedule_file import FileSchedule, read_schedule
@@ -19,11 +20,14 @@ UNDER_DEEPSPEED = ("auto", "gpipe", "1f1b")
 """Schedules of its stage 1; `auto` chooses among them."""
 
 
-def check_zero(job: TrainJob, num_devices: int | None = None) -> list[Fault]:
+def check_zero(job: TrainJob) -> list[Fault]:
     """Keys of the group that do not fit one another or the rest of the job, whatever the workers."""
     zero, faults = job.zero, []
     if zero.backend == DEEPSPEED:
-        return _check_deepspeed(job, num_devices)
+        return _check_deepspeed(job)
+    if zero.deepspeed:
+        rule, way_out = "needs zero.backend=deepspeed", "give it, or leave this out"
+        faults.append(Fault(key=KEY, value=shortened(zero.deepspeed), rule=rule, way_out=way_out))
     if zero.stage == 0:
         for key, value in (("zero.shard_size", zero.shard_size), ("zero.offload", "true" if zero.offload else None)):
             if value is not None:
@@ -35,7 +39,7 @@ def check_zero(job: TrainJob, num_devices: int | None = None) -> list[Fault]:
     return faults + _check_schedule(job)
 
 
-def _check_deepspeed(job: TrainJob, num_devices: int | None) -> list[Fault]:
+def _check_deepspeed(job: TrainJob) -> list[Fault]:
     """What this back end does not run; the torch one runs all of it."""
     zero, pp, schedule, precision = job.zero, job.parallel.pp, job.parallel.schedule, job.train.precision
     faults = []
@@ -53,8 +57,6 @@ def _check_deepspeed(job: TrainJob, num_devices: int | None) -> list[Fault]:
     if precision == "fp64" or (precision in ("bf16", "fp16") and job.train.bf16_mode != "autocast"):
         nearest = "" if precision == "fp64" else "train.bf16_mode=autocast, or "
         refuse("train.precision", precision, "has weights in fp32 alone", nearest)
-    if job.device == "cuda" or (job.device == "auto" and num_devices):
-        refuse("device", job.device, "runs on the CPU alone", "device=cpu, or ")
     if zero.shard_size is not None:
         refuse("zero.shard_size", zero.shard_size, "shares out over all data-parallel ranks", "leave it out, or ")
     if zero.offload:
@@ -62,7 +64,7 @@ def _check_deepspeed(job: TrainJob, num_devices: int | None) -> list[Fault]:
     if find_spec("deepspeed") is None:
         rule = "deepspeed is not installed"
         faults.append(Fault(key="zero.backend", value=DEEPSPEED, rule=rule, way_out="pip install deepspeed"))
-    return faults
+    return faults + check_deepspeed_keys(zero.deepspeed, stage=zero.stage)
 
 
 def _check_schedule(job: TrainJob) -> list[Fault]:

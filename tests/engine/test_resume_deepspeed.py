@@ -4,7 +4,11 @@ import pytest
 from test_resume_precision import case_of, run, step_folder
 
 BY_DEEPSPEED = {"dp": 2, "zero_backend": "deepspeed"}
-LAYOUTS = [{**BY_DEEPSPEED, "zero_stage": 2}, {**BY_DEEPSPEED, "zero_stage": 1, "pp": 2}]
+LAYOUTS = [
+    {**BY_DEEPSPEED, "zero_stage": 2},
+    {**BY_DEEPSPEED, "zero_stage": 1, "pp": 2},
+    {**BY_DEEPSPEED, "zero_stage": 3},
+]
 
 
 @pytest.fixture(scope="module")

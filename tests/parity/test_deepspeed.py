@@ -28,6 +28,8 @@ CELLS = [
     ("gpt2", 1, WITH_TP),
     ("llama", 2, WITH_TP),
     ("gpt2", 1, PIPELINE),
+    ("gpt2", 3, ALONE),
+    ("llama", 3, WITH_TP),
     *(
         pytest.param(*cell, marks=pytest.mark.slow)
         for cell in [
@@ -39,6 +41,8 @@ CELLS = [
             ("llama", 1, WITH_TP),
             ("gpt2", 2, WITH_TP),
             ("llama", 1, PIPELINE),
+            ("llama", 3, ALONE),
+            ("gpt2", 3, WITH_TP),
         ]
     ),
 ]
@@ -60,7 +64,7 @@ def test_gpipe_with_sequence_parallel_fp32():
     assert_parity(run_reference(given), run_on_ranks(given), **CLOSE)
 
 
-@pytest.mark.parametrize(("stage", "sizes"), [(0, ALONE), (1, PIPELINE), (2, ALONE)])
+@pytest.mark.parametrize(("stage", "sizes"), [(0, ALONE), (1, PIPELINE), (2, ALONE), (3, WITH_TP)])
 def test_recomputation_and_dropout(stage, sizes):
     """Against the torch back end without recomputation: dropout draws by place."""
     given = case(stage, sizes)
@@ -69,7 +73,7 @@ def test_recomputation_and_dropout(stage, sizes):
     assert_parity(run_on_ranks(plain), run_on_ranks(replace(given, activation_checkpointing="full")), **CLOSE)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_bf16_autocast(stage):
     given = case(stage, ALONE, family="llama", bf16_mode="autocast", steps=1)
     given = replace(given, precision="bf16")
@@ -77,20 +81,20 @@ def test_bf16_autocast(stage):
     assert_parity(run_on_ranks(plain), run_on_ranks(given), **CLOSE)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks(stage):
     for found in run_ranks(spoil_one_step, 2, case(stage, ALONE)):
         assert found == [(False, True), (True, False), (False, True)]
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_an_evaluation_sees_the_weights_as_they_are(stage):
     given = case(stage, ALONE)
     plain = run_ranks(evaluate_twice, 2, replace(given, zero_backend="torch", zero_stage=0))[0]
     assert run_ranks(evaluate_twice, 2, given)[0] == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize(("stage", "sizes"), [(1, PIPELINE), (2, ALONE)])
+@pytest.mark.parametrize(("stage", "sizes"), [(1, PIPELINE), (2, ALONE), (3, ALONE)])
 def test_losses_of_adamw_fp32(stage, sizes):
     given = case(stage, sizes, family="llama", optimizer="adamw", steps=10, clip_grad_norm=0.3)
     assert run_on_ranks(given).losses == pytest.approx(run_reference(given).losses, rel=1e-5)
