@@ -239,12 +239,7 @@ def build_step(
     data_parallel = build_data_parallel(model, context, zero, work, dtype=plan.dtypes.weights, layers=policy.layers)
     if zero.stage < 2:  # sharded weights are gathered for the backward pass alone
         work.recompute_ahead = functools.partial(model.recompute_ahead, train.recompute_ahead)
-    if plan.head == CLASSIFICATION:
-        outputs, group = (0, int(plan.config.num_labels or 0)), None
-    else:
-        outputs = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
-        group = context.tp_group
-    loss = StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION)
+    loss, outputs = _step_loss(plan, context)
     shape = (train.micro_batch_size, train.sequence_length)
     called = called_for(data_parallel)
     stages = {number: CastStage(stage, plan.dtypes, called=called) for number, stage in model.stages.items()}
@@ -262,6 +257,16 @@ def build_step(
         loss_scale=LossScale.of(plan.precision, train.loss_scale),
         sync_check=SyncCheck(context.topology) if check_sync else None,
     )
+
+
+def _step_loss(plan: Plan, context: ParallelContext) -> tuple[StepLoss, tuple[int, int]]:
+    """The loss, and the first and the end of the columns of the logits that this rank has."""
+    if plan.head == CLASSIFICATION:
+        outputs, group = (0, int(plan.config.num_labels or 0)), None
+    else:
+        outputs = split_vocabulary(plan.config.vocab_size, context.topology.tp, context.at.tp)[0]
+        group = context.tp_group
+    return StepLoss(vocabulary_start=outputs[0], group=group, counts_correct=plan.head == CLASSIFICATION), outputs
 
 
 def _build_runner(

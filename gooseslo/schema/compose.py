@@ -14,8 +14,10 @@ from gooseslo.schema.choices import Choices, choose_options
 from gooseslo.schema.config_file import read_config_file
 from gooseslo.schema.groups import DoctorJob, GenerateJob, MergeJob, ModelConfig, PreprocessJob, TrainJob
 from gooseslo.schema.keys import (
+    DEEPSPEED_KEY,
     OPEN_KEY,
     OPEN_KEYS,
+    OPTIONS_KEY,
     all_keys,
     keys_of,
     listed,
@@ -161,6 +163,14 @@ def _one_run_folder(job: Any, typed: list[Assignment], faults: list[Fault]) -> A
     return dataclasses.replace(job, run=run)
 
 
+_EXAMPLES = {
+    OPEN_KEY: "n_layer=12",
+    OPTIONS_KEY: "momentum=0.9",
+    DEEPSPEED_KEY: "zero_optimization.reduce_bucket_size=1000000",
+}
+"""Of a key below each of the open ones."""
+
+
 def _set(tree: dict[str, Any], assignment: Assignment, hint: Any) -> None:
     *path, name = assignment.key.split(".")
     for depth, part in enumerate(path, 1):
@@ -176,7 +186,7 @@ def _set(tree: dict[str, Any], assignment: Assignment, hint: Any) -> None:
     elif assignment.key in OPEN_KEYS:
         value = read_value(assignment.raw, OPEN)
         if not isinstance(value, Mapping):
-            example = {OPEN_KEY: "n_layer=12"}.get(assignment.key, "momentum=0.9")
+            example = _EXAMPLES[assignment.key]
             raise BadValueError("is not a mapping", f"set one field: {assignment.key}.{example}")
         tree[name].update(value)
     else:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gooseslo.errors import Fault
+from gooseslo.schema.keys import DEEPSPEED_KEY as KEY
 from gooseslo.schema.keys import listed, nearest
 from gooseslo.schema.quoting import shortened
 
-KEY = "zero.deepspeed"
 ZERO = "zero_optimization"
 PASSED = (
     ZERO,

@@ -16,7 +16,9 @@ OPEN_KEY = "model.config"
 """Below this key any name goes: fields of the architecture's Hugging Face config."""
 OPTIONS_KEY = "optimizer.options"
 """Below this key any name goes: arguments of the optimizer's class in torch.optim."""
-OPEN_KEYS = (OPEN_KEY, OPTIONS_KEY)
+DEEPSPEED_KEY = "zero.deepspeed"
+"""Below this key any name goes: keys of DeepSpeed's configuration."""
+OPEN_KEYS = (OPEN_KEY, OPTIONS_KEY, DEEPSPEED_KEY)
 
 
 def keys_of(config: Any, prefix: str = "") -> dict[str, Any]:
