@@ -38,6 +38,14 @@ def test_a_command_composes(page, command, tmp_path, monkeypatch):
         getattr(compose, f"compose_{verb.partition('-')[0]}")(overrides)
 
 
+def test_commands_of_every_page_are_seen():
+    """A block marked as another language would only be looked at."""
+    for page in PAGES:
+        marked = re.findall(r"^```(?:bash|sh|shell|console)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert not marked, page
+    assert any("zero.backend=deepspeed" in command.words for _, command in GOOSESLO)
+
+
 def test_other_programs_are_there():
     used = {step.words[0] for page in PAGES for step in steps(page) if isinstance(step, Command)}
     assert used <= OTHERS | {"gooseslo"}

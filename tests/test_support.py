@@ -1,7 +1,6 @@
 """docs/support.md says what is refused as the configuration does, and what runs is as near one process as we claim."""
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 
@@ -20,45 +19,68 @@ def tool():
 
 
 @pytest.fixture(scope="module")
-def rows():
-    """(layout, schedule, what each stage's cell says)."""
-    found, layout = [], ""
-    for line in (ROOT / "docs" / "support.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            layout = line[3:]
-        elif row := re.match(r"\| (?:`(\w+)`|no pipeline) \|(.*)\|", line):
-            found.append((layout, row[1] or "1f1b", [cell.strip() for cell in row[2].split("|")]))
+def page(tool):
+    """By section: (name of a row, what each stage's cell says)."""
+    found = {}
+    for section, text in tool.written().items():
+        lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+        found[section] = [(name.strip(), [cell.strip() for cell in cells]) for name, *cells in lines[1:]]
     return found
 
 
-def test_every_schedule_has_a_row(tool, rows):
-    for layout, sizes in tool.LAYOUTS.items():
-        expected = list(tool.RULES) if sizes.get("pp", 1) > 1 else ["1f1b"]
-        assert [schedule for place, schedule, _ in rows if place == layout] == expected
+def test_every_row_is_there(tool, page):
+    assert list(page) == [*tool.SECTIONS, "What is refused"]
+    for section in tool.SECTIONS:
+        assert [name for name, _ in page[section]] == [row.name for row in tool.rows(section)]
 
 
-def test_refused_is_what_the_configuration_refuses(tool, rows):
-    for layout, schedule, cells in rows:
-        for stage, said in zip(tool.STAGES, cells, strict=True):
-            cell = tool.Cell(schedule=schedule, stage=stage, sizes=tool.LAYOUTS[layout])
-            assert (said == "refused") == (cell.refusal() is not None), (layout, schedule, stage)
+def test_refused_is_what_the_configuration_refuses(tool, page):
+    for section in tool.SECTIONS:
+        for row, (name, said) in zip(tool.rows(section), page[section], strict=True):
+            expected = [cell.fault() is not None for cell in row.cells]
+            assert [cell == "refused" for cell in said] == expected, (section, name)
 
 
-def test_what_runs_is_near_one_process(rows):
-    shown = [cell for _, _, cells in rows for cell in cells if cell != "refused"]
-    assert len(shown) > 40
-    assert all(float(number) < 1e-9 for cell in shown for number in cell.split(", "))
+def test_what_runs_is_near_one_process(tool, page):
+    for section in tool.SECTIONS:
+        near = 1e-5 if section == tool.BY_DEEPSPEED else 1e-9
+        numbers = [cell for _, said in page[section] for cell in said if cell != "refused"]
+        assert len(numbers) >= 4
+        assert all(float(number) < near for cell in numbers for number in cell.split(", ")), section
 
 
-def test_the_stages_that_must_run_do(rows):
+def test_the_stages_that_must_run_do(tool):
     """Stages 0 and 1 under all schedules; 2 and 3 under those that do not split the backward pass."""
     whole = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b")
-    refused = {
-        (schedule, stage) for _, schedule, cells in rows for stage, said in enumerate(cells) if said == "refused"
-    }
-    assert all(stage >= 2 and schedule not in whole for schedule, stage in refused)
+    cells = [cell for section in tool.LAYOUTS for row in tool.rows(section) for cell in row.cells]
+    assert all(cell.stage >= 2 and cell.schedule not in whole for cell in cells if cell.fault())
 
 
-def test_a_cell_is_measured(tool):
-    said = tool.shown(tool.Cell(schedule="1f1b", stage=1, sizes={"dp": 2}))
-    assert re.fullmatch(r"\d+e-1\d, \d+e-1\d", said)
+def test_what_must_run_by_deepspeed_does(tool):
+    """Stage 1 everywhere, stages 0 and 2 too without a pipeline."""
+    cells = [cell for row in tool.rows(tool.BY_DEEPSPEED) for cell in row.cells]
+    refused = [cell for cell in cells if cell.fault()]
+    assert refused and not [cell for cell in refused if cell.stage == 1]
+    assert not [cell for cell in refused if cell.stage < 3 and "pp" not in cell.sizes]
+
+
+def test_each_rule_is_told_once_with_its_way_out(tool):
+    """Of every cell that is refused: its schedule or stage, and how to run it, in one line of the page."""
+    lines = tool.written()["What is refused"].splitlines()
+    assert lines == tool.refusals(), 'run python tools/support_matrix.py "By DeepSpeed"'
+    assert len(lines) <= 4
+    for section in tool.SECTIONS:
+        for cell in (cell for row in tool.rows(section) for cell in row.cells if cell.fault()):
+            told = [line for line in lines if f"({cell.fault().way_out})" in line and str(cell.stage) in line]
+            assert len(told) == 1 and (cell.backend == "deepspeed" or cell.schedule in told[0]), cell
+
+
+@pytest.mark.parametrize(("backend", "near"), [("torch", 1e-9), ("deepspeed", 1e-5)])
+def test_a_cell_is_measured(tool, backend, near):
+    said = tool.shown(tool.Cell(schedule="1f1b", stage=1, sizes={"dp": 2}, backend=backend))
+    assert all(0 < float(number) < near for number in said.split(", ")), said
+
+
+def test_a_section_that_is_not_there(tool):
+    with pytest.raises(SystemExit, match=r"no such section: pp=9; there are: .*By DeepSpeed"):
+        tool.main(["pp=9"])
