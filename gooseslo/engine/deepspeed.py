@@ -22,7 +22,8 @@ from gooseslo.parallel.collectives import Group
 from gooseslo.parallel.data.strategy import Part
 from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.parallel.shared import SharedGradients
-from gooseslo.schema.deepspeed_keys import KEY, ZERO
+from gooseslo.schema.deepspeed_keys import ZERO
+from gooseslo.schema.keys import DEEPSPEED_KEY
 
 TESTED = "0.19.8"
 _NEEDED_AT_1_AND_2 = (
@@ -270,8 +271,9 @@ class _NoUpdate(torch.optim.Optimizer):
         """Nothing."""
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any], *, device: str) -> None:
     """ConfigError for what DeepSpeed itself has against its keys of ZeRO; takes the seconds of its import."""
+    _settle(device)
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 
@@ -280,7 +282,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     except ValidationError as error:
         faults = [
             Fault(
-                key=".".join((KEY, ZERO, *map(str, each["loc"]))),
+                key=".".join((DEEPSPEED_KEY, ZERO, *map(str, each["loc"]))),
                 value=each["input"],
                 rule=f"DeepSpeed refuses it: {each['msg']}",
             )
@@ -299,6 +301,7 @@ def _engine(
 ) -> Any:
     """DeepSpeed's engine; it reads ranks from the environment, whoever started them."""
     os.environ.setdefault("LOCAL_RANK", str(context.rank))
+    _settle(next(module.parameters()).device.type)
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -316,6 +319,11 @@ def _engine(
         model=module, optimizer=optimizer, config=config, mpu=context, dist_init_required=False
     )
     return engine
+
+
+def _settle(device: str) -> None:
+    """Before its import: DeepSpeed would take a device that it finds, used or not, and warn of one that it does not."""
+    os.environ.setdefault("DS_ACCELERATOR", device)
 
 
 def _check(optimizer: Any, needed: Sequence[str]) -> None:

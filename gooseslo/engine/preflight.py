@@ -42,7 +42,7 @@ def preflight(job: TrainJob) -> None:
         mixture = Mixture(train=job.data.train, valid=job.data.valid, test=job.data.test, base_dir=Path.cwd())
         mixture.check_samples(splits_to_check(job, mixture.splits), job.train.sequence_length)
     if job.zero.deepspeed:
-        check_settings(job.zero.deepspeed)
+        check_settings(job.zero.deepspeed, device="cuda" if num_devices(job) else "cpu")
     check_callbacks(job.parallel.callbacks)
     check_partition(job.parallel.partition)
     check_run_folder(name=job.run.name, directory=job.run.dir)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gooseslo.errors import Fault
-from gooseslo.schema.keys import DEEPSPEED_KEY as KEY
-from gooseslo.schema.keys import listed, nearest
+from gooseslo.schema.keys import DEEPSPEED_KEY, listed, nearest
 from gooseslo.schema.quoting import shortened
 
 ZERO = "zero_optimization"
@@ -53,14 +52,18 @@ def check_deepspeed_keys(settings: Mapping[str, Any], *, stage: int) -> list[Fau
         if name == ZERO and isinstance(value, dict):
             faults += _check_zero_keys(value, stage)
         elif name == ZERO:
-            faults.append(Fault(key=f"{KEY}.{ZERO}", value=shortened(value), rule="is a mapping of DeepSpeed's keys"))
+            faults.append(
+                Fault(key=f"{DEEPSPEED_KEY}.{ZERO}", value=shortened(value), rule="is a mapping of DeepSpeed's keys")
+            )
         elif name in OURS:
             faults.append(_said_by_ours(name, value, OURS[name]))
         elif name not in PASSED:
             closest = nearest(name, PASSED)
             way_out = f"nearest: {closest}; " if closest else ""
             rule = "no key of DeepSpeed that has a meaning here"
-            faults.append(Fault(key=f"{KEY}.{name}", value=shortened(value), rule=rule, way_out=way_out + _CHOICES))
+            faults.append(
+                Fault(key=f"{DEEPSPEED_KEY}.{name}", value=shortened(value), rule=rule, way_out=way_out + _CHOICES)
+            )
     return faults
 
 
@@ -73,9 +76,13 @@ def _check_zero_keys(settings: Mapping[str, Any], stage: int) -> list[Fault]:
     ]
     if settings.get("overlap_comm") and stage != 2:
         rule = f"needs zero.stage=2, and it is {stage}"
-        faults.append(Fault(key=f"{KEY}.{ZERO}.overlap_comm", value="true", rule=rule, way_out="leave it out"))
+        faults.append(
+            Fault(key=f"{DEEPSPEED_KEY}.{ZERO}.overlap_comm", value="true", rule=rule, way_out="leave it out")
+        )
     return faults
 
 
 def _said_by_ours(name: str, value: object, ours: str) -> Fault:
-    return Fault(key=f"{KEY}.{name}", value=shortened(value), rule=f"is said by {ours}", way_out=f"give {ours}")
+    return Fault(
+        key=f"{DEEPSPEED_KEY}.{name}", value=shortened(value), rule=f"is said by {ours}", way_out=f"give {ours}"
+    )

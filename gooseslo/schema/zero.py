@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from gooseslo.errors import Fault
-from gooseslo.schema.deepspeed_keys import KEY, check_deepspeed_keys
+from gooseslo.schema.deepspeed_keys import check_deepspeed_keys
 from gooseslo.schema.groups import TrainJob, ZeroConfig
+from gooseslo.schema.keys import DEEPSPEED_KEY
 from gooseslo.schema.quoting import shortened
 from gooseslo.schema.schedule_file import FileSchedule, read_schedule
 from gooseslo.schema.schedule_table import splits_backward
@@ -27,7 +28,7 @@ def check_zero(job: TrainJob) -> list[Fault]:
         return _check_deepspeed(job)
     if zero.deepspeed:
         rule, way_out = "needs zero.backend=deepspeed", "give it, or leave this out"
-        faults.append(Fault(key=KEY, value=shortened(zero.deepspeed), rule=rule, way_out=way_out))
+        faults.append(Fault(key=DEEPSPEED_KEY, value=shortened(zero.deepspeed), rule=rule, way_out=way_out))
     if zero.stage == 0:
         for key, value in (("zero.shard_size", zero.shard_size), ("zero.offload", "true" if zero.offload else None)):
             if value is not None:
