@@ -32,8 +32,8 @@ Each cell was run in fp64 for three steps of AdamW, with four micro-batches or m
 compared with one process of plain transformers: the largest relative difference of a loss, a gradient or an updated
 weight is shown, of GPT-2 (tied embeddings) and Llama (untied). A cell that is refused says why, before anything starts.
 """
-ABOUT_DEEPSPEED = """`zero.backend=deepspeed` has weights in fp32 alone. So these cells were run in fp32, for three steps
-of SGD; they are compared at 1e-5. The rest is as above.
+ABOUT_DEEPSPEED = """`zero.backend=deepspeed` has weights in fp32 alone. So these cells were run in fp32, for three
+steps of SGD; they are compared at 1e-5. The rest is as above.
 """
 
 
