@@ -20,7 +20,7 @@ WATCHED = ["train.micro_batch_size=1", "debug.check_sync=true", "logging.trace=t
 
 
 def of_deepspeed():
-    (command,) = [one for one in commands("docs/zero.md", "gooseslo") if "zero.backend=deepspeed" in one.words]
+    command, _ = (one for one in commands("docs/zero.md", "gooseslo") if "zero.backend=deepspeed" in one.words)
     return list(command.words[1:])
 
 
