@@ -159,6 +159,7 @@ def test_a_worker_that_just_leaves_is_a_failure(finish):
     assert errors.splitlines()[-1].startswith("rank 0 ")
 
 
+@pytest.mark.slow
 def test_spawned_workers_are_like_forked_ones(start):
     process = start("raise_on_rank_1", 2, method="spawn")
     output, errors = process.communicate(timeout=60)

@@ -16,7 +16,7 @@ def whole(tmp_path_factory):
     return run(case_of("fp32"), tmp_path_factory.mktemp("whole") / "run")[0]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*(pytest.param(each, marks=pytest.mark.slow) for each in LAYOUTS[:2]), LAYOUTS[2]])
 def test_there_and_back(whole, tmp_path, layout):
     """Three updates by torch, three by DeepSpeed; and the other way round."""
     torch_layout = {"dp": 2, "zero_stage": 1}

@@ -16,6 +16,10 @@ WITH_TP = {"pp": 1, "tp": 2}
 PIPELINE = {"pp": 2}
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def case(stage, sizes, **changes):
     options: dict = {"precision": "fp32", **sizes, **changes}
     return replace(sharded_case("1f1b", 1, {}, stage=stage, **options), zero_backend="deepspeed")
@@ -58,13 +62,14 @@ def test_fp32(family, stage, sizes):
     assert_parity(one, other, **CLOSE)
 
 
+@pytest.mark.slow
 def test_gpipe_with_sequence_parallel_fp32():
     """Norms and biases of tp ranks are summed too, beside the embeddings that the stages tie."""
     given = replace(case(1, {"pp": 2, "tp": 2}, sequence_parallel=True), schedule="gpipe")
     assert_parity(run_reference(given), run_on_ranks(given), **CLOSE)
 
 
-@pytest.mark.parametrize(("stage", "sizes"), [(0, ALONE), (1, PIPELINE), (2, ALONE), (3, WITH_TP)])
+@pytest.mark.parametrize(("stage", "sizes"), [slow(0, ALONE), (1, PIPELINE), slow(2, ALONE), (3, WITH_TP)])
 def test_recomputation_and_dropout(stage, sizes):
     """Against the torch back end without recomputation: dropout draws by place."""
     given = case(stage, sizes)
@@ -73,7 +78,7 @@ def test_recomputation_and_dropout(stage, sizes):
     assert_parity(run_on_ranks(plain), run_on_ranks(replace(given, activation_checkpointing="full")), **CLOSE)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [slow(0), 1, slow(2), 3])
 def test_bf16_autocast(stage):
     given = case(stage, ALONE, family="llama", bf16_mode="autocast", steps=1)
     given = replace(given, precision="bf16")
@@ -81,20 +86,20 @@ def test_bf16_autocast(stage):
     assert_parity(run_on_ranks(plain), run_on_ranks(given), **CLOSE)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, slow(1), 2, 3])
 def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks(stage):
     for found in run_ranks(spoil_one_step, 2, case(stage, ALONE)):
         assert found == [(False, True), (True, False), (False, True)]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [slow(1), 2, 3])
 def test_an_evaluation_sees_the_weights_as_they_are(stage):
     given = case(stage, ALONE)
     plain = run_ranks(evaluate_twice, 2, replace(given, zero_backend="torch", zero_stage=0))[0]
     assert run_ranks(evaluate_twice, 2, given)[0] == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize(("stage", "sizes"), [(1, PIPELINE), (2, ALONE), (3, ALONE)])
+@pytest.mark.parametrize(("stage", "sizes"), [slow(1, PIPELINE), slow(2, ALONE), (3, ALONE)])
 def test_losses_of_adamw_fp32(stage, sizes):
     given = case(stage, sizes, family="llama", optimizer="adamw", steps=10, clip_grad_norm=0.3)
     assert run_on_ranks(given).losses == pytest.approx(run_reference(given).losses, rel=1e-5)

@@ -12,7 +12,7 @@ from gooseslo.testing.parity import assert_parity, run_on_ranks
 PIPELINE = {"pp": 2}
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_stages_2_and_3_of_a_pipeline_are_refused_under_deepspeed_and_run_under_torch(stage):
     refused = deepspeed_case(stage, PIPELINE)
     (fault,) = check_train(refused.job(), num_devices=0)

@@ -121,7 +121,7 @@ V_SHAPED = [
 @pytest.mark.parametrize(
     "layout", [{}, {"pp": 2}, {"dp": 2}, {"tp": 2, "pp": 2}, {"pp": 2, "dp": 2}, *V_SHAPED], ids=str
 )
-@pytest.mark.parametrize("num_samples", [1, 11])
+@pytest.mark.parametrize("num_samples", [pytest.param(1, marks=pytest.mark.slow), 11])
 def test_a_last_batch_of_any_size(layout, num_samples):
     """11 samples are a batch of 8 and one of 3: at dp=2 three rows for one rank, and none for the other."""
     case = Case(fields=tiny_fields("gpt2"), samples=GLOBAL_BATCH, **layout)

@@ -12,7 +12,7 @@ from gooseslo.testing.ranks import run_ranks
 DROPOUT = {"gpt2": {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1}, "llama": {"attention_dropout": 0.1}}
 
 
-@pytest.mark.parametrize("parts", ["full", "selective", 2])
+@pytest.mark.parametrize("parts", ["full", "selective", pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zbv", 2)])
 def test_it_changes_nothing(schedule, virtual_stages, parts):
     given = case(schedule, virtual_stages, tp=2, micro_batch_size=1, activation_checkpointing=parts)

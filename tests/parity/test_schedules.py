@@ -46,7 +46,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("schedule", "virtual_stages", "tp", "pp", "dp", "changes"), LAYOUTS)
 def test_other_layouts_fp64(schedule, virtual_stages, tp, pp, dp, changes, family):
     sizes = {"tp": tp, "pp": pp, "dp": dp, "micro_batch_size": 1}
