@@ -26,6 +26,7 @@ from gooseslo.schema.deepspeed_keys import ZERO
 from gooseslo.schema.keys import DEEPSPEED_KEY
 
 TESTED = "0.19.8"
+_COMPILED = "deepspeed_shm_comm"
 _NEEDED_AT_1_AND_2 = (
     "params_in_partition",
     "grad_start_offset",
@@ -305,6 +306,9 @@ def _engine(
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Its collectives in shared memory of CPUs: compiled at first use, half a minute with g++, and a lock file stays
+    # behind where that is killed, for which every later run would wait. gloo does the same.
+    deepspeed.ops.__compatible_ops__[_COMPILED] = False
     config = {
         "train_micro_batch_size_per_gpu": 1,  # it counts with it alone
         "gradient_accumulation_steps": 1,

@@ -1,5 +1,6 @@
 """DeepSpeed's ZeRO against one process of plain transformers: loss, norm, every gradient and every weight."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from test_recompute import DROPOUT
 from test_sharded_stages import case as sharded_case
 from test_sharded_stages import evaluate_twice, spoil_one_step
 
-from gooseslo.testing.parity import assert_parity, run_on_ranks, run_reference
+from gooseslo.testing.parity import assert_parity, run_layout, run_on_ranks, run_reference
 from gooseslo.testing.ranks import run_ranks
 
 CLOSE = {"loss": 1e-6, "tensors": 1e-5}
@@ -103,3 +104,15 @@ def test_an_evaluation_sees_the_weights_as_they_are(stage):
 def test_losses_of_adamw_fp32(stage, sizes):
     given = case(stage, sizes, family="llama", optimizer="adamw", steps=10, clip_grad_norm=0.3)
     assert run_on_ranks(given).losses == pytest.approx(run_reference(given).losses, rel=1e-5)
+
+
+def compiled(rank, world_size, case, folder):
+    """What DeepSpeed compiled for a run in a home without anything compiled."""
+    os.environ["TORCH_EXTENSIONS_DIR"] = folder
+    run_layout(case, rank)
+    return sorted(os.listdir(folder))
+
+
+def test_nothing_is_compiled(tmp_path):
+    """That takes half a minute and g++, and leaves a lock where it is killed."""
+    assert run_ranks(compiled, 2, case(1, ALONE, steps=1), str(tmp_path)) == [[], []]
