@@ -196,7 +196,7 @@ class DeepSpeedShardedWeights:
         shared: Sequence[SharedGradients] = (),
         settings: Mapping[str, Any] = MappingProxyType({}),
     ):
-        """`blocks` of the module are gathered as one each: their layers use weights outside their own forward pass."""
+        """`blocks` of the module are gathered as one each: recomputation inside one passes by its modules' hooks."""
         assert context.dp_group is not None, "nobody shares"
         self.shard_group: Group = context.dp_group
         self._num_ranks, rank = context.dp_group.size(), context.dp_group.rank()

@@ -73,6 +73,7 @@ class Case:
     zero_shard_size: int | None = None
     zero_offload: bool = False
     zero_backend: str = "torch"
+    zero_deepspeed: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     ignore_some_labels: bool = False
     documents: bool = False
@@ -111,6 +112,7 @@ class Case:
             zero=ZeroConfig(
                 stage=self.zero_stage,
                 backend=self.zero_backend,
+                deepspeed=self.zero_deepspeed,
                 shard_size=self.zero_shard_size,
                 offload=self.zero_offload,
             ),
@@ -173,7 +175,9 @@ def run_reference(case: Case) -> Outcome:
     """Plain transformers in this process, from the same random initial weights; in fp32 for a bf16 case."""
     alone = replace(case, tp=1, pp=1, dp=1, sequence_parallel=False)
     alone = replace(alone, schedule="auto", virtual_stages=None, partition="uniform")
-    alone = replace(alone, zero_stage=0, zero_shard_size=None, zero_offload=False, zero_backend="torch")
+    alone = replace(
+        alone, zero_stage=0, zero_shard_size=None, zero_offload=False, zero_backend="torch", zero_deepspeed={}
+    )
     plan = make_plan(alone.job(), num_devices=_num_devices(case))
     context = ParallelContext(plan.topology)
     device = torch.device(case.device)

@@ -3,11 +3,12 @@
 import pytest
 from test_resume_precision import case_of, run, step_folder
 
+SHARE_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 BY_DEEPSPEED = {"dp": 2, "zero_backend": "deepspeed"}
 LAYOUTS = [
     {**BY_DEEPSPEED, "zero_stage": 2},
     {**BY_DEEPSPEED, "zero_stage": 1, "pp": 2},
-    {**BY_DEEPSPEED, "zero_stage": 3},
+    {**BY_DEEPSPEED, "zero_stage": 3, "zero_deepspeed": SHARE_ALL},
 ]
 
 

@@ -13,6 +13,8 @@ from gooseslo.testing.ranks import run_ranks
 
 CLOSE = {"loss": 1e-6, "tensors": 1e-5}
 ALONE = {"pp": 1}
+SHARE_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+"""DeepSpeed leaves weights as small as these whole on every rank."""
 WITH_TP = {"pp": 1, "tp": 2}
 PIPELINE = {"pp": 2}
 
@@ -23,7 +25,8 @@ def slow(*values):
 
 def case(stage, sizes, **changes):
     options: dict = {"precision": "fp32", **sizes, **changes}
-    return replace(sharded_case("1f1b", 1, {}, stage=stage, **options), zero_backend="deepspeed")
+    given = replace(sharded_case("1f1b", 1, {}, stage=stage, **options), zero_backend="deepspeed")
+    return replace(given, zero_deepspeed=SHARE_ALL) if stage == 3 else given
 
 
 CELLS = [
@@ -75,7 +78,7 @@ def test_recomputation_and_dropout(stage, sizes):
     """Against the torch back end without recomputation: dropout draws by place."""
     given = case(stage, sizes)
     given = replace(given, fields={**given.fields, **DROPOUT["gpt2"]})
-    plain = replace(given, zero_backend="torch", zero_stage=0)
+    plain = replace(given, zero_backend="torch", zero_stage=0, zero_deepspeed={})
     assert_parity(run_on_ranks(plain), run_on_ranks(replace(given, activation_checkpointing="full")), **CLOSE)
 
 
@@ -83,7 +86,7 @@ def test_recomputation_and_dropout(stage, sizes):
 def test_bf16_autocast(stage):
     given = case(stage, ALONE, family="llama", bf16_mode="autocast", steps=1)
     given = replace(given, precision="bf16")
-    plain = replace(given, zero_backend="torch", zero_stage=0)
+    plain = replace(given, zero_backend="torch", zero_stage=0, zero_deepspeed={})
     assert_parity(run_on_ranks(plain), run_on_ranks(given), **CLOSE)
 
 
@@ -96,7 +99,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_by_all_ranks(stage):
 @pytest.mark.parametrize("stage", [slow(1), 2, 3])
 def test_an_evaluation_sees_the_weights_as_they_are(stage):
     given = case(stage, ALONE)
-    plain = run_ranks(evaluate_twice, 2, replace(given, zero_backend="torch", zero_stage=0))[0]
+    plain = run_ranks(evaluate_twice, 2, replace(given, zero_backend="torch", zero_stage=0, zero_deepspeed={}))[0]
     assert run_ranks(evaluate_twice, 2, given)[0] == pytest.approx(plain, rel=1e-6)
 
 
@@ -111,6 +114,12 @@ def compiled(rank, world_size, case, folder):
     os.environ["TORCH_EXTENSIONS_DIR"] = folder
     run_layout(case, rank)
     return sorted(os.listdir(folder))
+
+
+def test_the_attention_alone_is_computed_again_with_weights_that_are_shared_out():
+    """It is called past the hooks by which DeepSpeed gathers weights, within a block that has gathered them."""
+    given = case(3, WITH_TP, activation_checkpointing="selective")
+    assert_parity(run_reference(given), run_on_ranks(given), **CLOSE)
 
 
 def test_nothing_is_compiled(tmp_path):

@@ -19,7 +19,7 @@ def test_stages_2_and_3_of_a_pipeline_are_refused_under_deepspeed_and_run_under_
     assert (fault.key, fault.value) == ("zero.stage", stage)
     assert "parallel.pp=2" in fault.rule and "zero.backend=torch" in fault.way_out
 
-    given = replace(refused, zero_backend="torch")
+    given = replace(refused, zero_backend="torch", zero_deepspeed={})
     assert check_train(given.job(), num_devices=0) == []
     plain = replace(given, pp=1, schedule="auto", zero_stage=0)
     assert_parity(run_on_ranks(plain), run_on_ranks(given), **CLOSE)
