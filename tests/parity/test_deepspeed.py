@@ -4,10 +4,14 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
 from test_recompute import DROPOUT
 from test_sharded_stages import case as sharded_case
 from test_sharded_stages import evaluate_twice, spoil_one_step
 
+from gooseslo.engine.build import build_step
+from gooseslo.engine.plan import make_plan
+from gooseslo.parallel.mesh import ParallelContext
 from gooseslo.testing.parity import assert_parity, run_layout, run_on_ranks, run_reference
 from gooseslo.testing.ranks import run_ranks
 
@@ -125,3 +129,19 @@ def test_the_attention_alone_is_computed_again_with_weights_that_are_shared_out(
 def test_nothing_is_compiled(tmp_path):
     """That takes half a minute and g++, and leaves a lock where it is killed."""
     assert run_ranks(compiled, 2, case(1, ALONE, steps=1), str(tmp_path)) == [[], []]
+
+
+def whole_weights(rank, world_size, case):
+    """Weights that this rank holds whole between steps."""
+    plan, job = make_plan(case.job(), num_devices=0), case.job()
+    context = ParallelContext(plan.topology, rank)
+    step = build_step(plan, context, job.train, zero=job.zero, seed=0, device=torch.device("cpu"))
+    found = [name for name, parameter in step.model.parameters().items() if parameter.numel() > 0]
+    context.close()
+    return len(found)
+
+
+def test_its_own_keys_reach_deepspeed():
+    shared_out = case(3, ALONE)
+    assert run_ranks(whole_weights, 2, shared_out) == [0, 0]
+    assert min(run_ranks(whole_weights, 2, replace(shared_out, zero_deepspeed={}))) > 0
