@@ -27,6 +27,7 @@ from gooseslo.schema.keys import DEEPSPEED_KEY
 
 TESTED = "0.19.8"
 _COMPILED = "deepspeed_shm_comm"
+"""DeepSpeed's name for what it would compile."""
 _NEEDED_AT_1_AND_2 = (
     "params_in_partition",
     "grad_start_offset",
@@ -35,7 +36,6 @@ _NEEDED_AT_1_AND_2 = (
     "single_partition_of_fp32_groups",
     "averaged_gradients",
     "all_grad_tensors",
-    "ready_for_gradients",
     "micro_step_id",
     "get_param_id",
     "setup_buckets",

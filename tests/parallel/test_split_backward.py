@@ -98,10 +98,6 @@ def test_no_product_and_no_reduction_is_made_twice(family):
     assert weights == NUM_MICRO * (LAYERS * LINEARS[family] + 1), "one a linear and micro-batch, and the head's"
     for schedule in SPLIT_BACKWARD:
         products, reductions = totals(family, schedule)
-        if products.total() != expected_products.total():
-            # Seen once in many runs: both linears of a kind in every block were asked for twice, with right values.
-            # The cause is not known; a second run tells that from code that always does it.
-            products, reductions = totals(family, schedule)
         kinds = [summed(each, by=lambda key: key[0]) for each in (products, expected_products)]
         assert kinds[0] == kinds[1], f"{schedule}: {products}"
         assert sum(reductions.values()) == sum(expected_reductions.values()), f"{schedule}: {reductions}"
